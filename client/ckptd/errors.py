@@ -1,0 +1,192 @@
+"""Every error ckptd raises, in one tree; each class owns the exit code of the command line.
+
+An error says what is wrong, where, what was seen against what was wanted, and what to do about it,
+and keeps those four as attributes, so that a caller can act on them without parsing the message.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class CkptdError(Exception):
+    """Base of all errors raised by ckptd.
+
+    Attributes:
+        what: What is wrong, a short clause.
+        where: Path, endpoint, key path or argument it is wrong at; "" when there is none.
+        seen: What was found; "" when there is nothing to show.
+        wanted: What would have been right; "" when there is nothing to compare.
+        todo: What the reader can do about it; "" when nothing but looking closer.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, where: str = "", seen: str = "", wanted: str = "", todo: str = "") -> None:
+        self.what, self.where, self.seen, self.wanted, self.todo = what, where, seen, wanted, todo
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        if self.seen and self.wanted:
+            text += f": {self.seen}, wanted {self.wanted}"
+        elif self.seen or self.wanted:
+            text += f": {self.seen or 'wanted ' + self.wanted}"
+        return f"{text}; {self.todo}" if self.todo else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        fields = {"where": self.where, "seen": self.seen, "wanted": self.wanted, "todo": self.todo}
+        return (_rebuild, (type(self), self.what, fields))
+
+
+def _rebuild(cls: type[CkptdError], what: str, fields: dict[str, str]) -> CkptdError:
+    return cls(what, **fields)
+
+
+# --- exit code 1: it failed -----------------------------------------------------------------------
+
+
+class SaveFailed(CkptdError):
+    """A snapshot could not be made durable: an I/O error other than a full disk. Nothing is lost that was committed."""
+
+
+class UnstorableState(CkptdError, TypeError):
+    """A leaf of the state can't be stored exactly; `where` is its key path. Nothing was sent or written."""
+
+
+class StateMismatch(CkptdError, ValueError):
+    """The checkpoint doesn't fit the live state (names, shapes, groups). The live state is untouched."""
+
+
+class UnsupportedTorch(CkptdError):
+    """The installed torch is older than 2.6, the first with a trustworthy weights_only loader."""
+
+
+class ProtocolError(CkptdError, ValueError):
+    """A message that isn't one of ours, or of another protocol version."""
+
+
+class ClientClosed(CkptdError):
+    """The client was closed, or belongs to the parent of this forked process."""
+
+
+# --- exit code 2: usage ---------------------------------------------------------------------------
+
+
+class InvalidArgument(CkptdError, ValueError):
+    """An argument, flag, run name, step or policy that can't be right. Nothing was changed."""
+
+    exit_code = 2
+
+
+class BadRoot(InvalidArgument):
+    """The root can't be used: a file, not writable, not ours."""
+
+
+# --- exit code 3: nothing there -------------------------------------------------------------------
+
+
+class NothingThere(CkptdError, LookupError):
+    """There is no checkpoint (or no such run, step, selector). Never raised when there is one that fails its checks."""
+
+    exit_code = 3
+
+
+class CheckpointGone(NothingThere):
+    """The checkpoint was deleted (by retention or by hand) before it was opened. Ask for the latest again."""
+
+
+# --- exit code 4: corrupt, or none valid ----------------------------------------------------------
+
+
+class CorruptCheckpoint(CkptdError, ValueError):
+    """Bytes on disk are not what was committed: wrong hash, size, form; a missing file or hash."""
+
+    exit_code = 4
+
+
+class UnknownSchema(CorruptCheckpoint):
+    """The schema string is none this version can read. `seen` is the string."""
+
+
+class NoValidCheckpoint(CkptdError):
+    """There are checkpoints and every one fails its checks. `seen` lists each with its reason."""
+
+    exit_code = 4
+
+
+class RestoreFailed(CkptdError):
+    """No checkpoint could be restored.
+
+    Attributes:
+        state_touched: True when the live state was already partly overwritten: don't train on with it.
+    """
+
+    exit_code = 4
+
+    def __init__(
+        self, what: str, *, state_touched: bool = False, where: str = "", seen: str = "", wanted: str = "", todo: str = ""
+    ) -> None:
+        super().__init__(what, where=where, seen=seen, wanted=wanted, todo=todo)
+        self.state_touched = state_touched
+
+
+# --- exit code 5: no daemon -----------------------------------------------------------------------
+
+
+class NoDaemon(CkptdError):
+    """No daemon serves this root, or it doesn't answer there."""
+
+    exit_code = 5
+
+
+# --- exit code 6: locked --------------------------------------------------------------------------
+
+
+class RootLocked(CkptdError):
+    """Another process holds the root's lock."""
+
+    exit_code = 6
+
+
+class RunTaken(RootLocked):
+    """The run already has a live client."""
+
+
+# --- exit code 7: timed out, or the outcome is unknown --------------------------------------------
+
+
+class TimedOut(CkptdError, TimeoutError):
+    """The bound the caller set has passed. What was asked may still happen."""
+
+    exit_code = 7
+
+
+class OutcomeUnknown(CkptdError):
+    """Whether the snapshot is durable can't be told now (resolve it later by client and snapshot number)."""
+
+    exit_code = 7
+
+
+# --- exit code 8: no space ------------------------------------------------------------------------
+
+
+class NoSpace(CkptdError):
+    """The disk, the quota or the shared memory is too small. What was committed before is intact."""
+
+    exit_code = 8
+
+
+class SharedMemoryTooSmall(NoSpace):
+    """The slots for this state don't fit into shared memory. Refused before anything was copied."""
+
+
+#: Errors that may cross the wire by class name; everything else arrives as CkptdError.
+BY_NAME: dict[str, type[CkptdError]] = {
+    cls.__name__: cls
+    for cls in (
+        CkptdError, SaveFailed, UnstorableState, StateMismatch, UnsupportedTorch, ProtocolError, ClientClosed,
+        InvalidArgument, BadRoot, NothingThere, CheckpointGone, CorruptCheckpoint, UnknownSchema,
+        NoValidCheckpoint, NoDaemon, RootLocked, RunTaken, TimedOut, OutcomeUnknown, NoSpace, SharedMemoryTooSmall,
+    )
+}  # fmt: skip

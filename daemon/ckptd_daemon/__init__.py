@@ -1,0 +1,1 @@
+"""The daemon: the series of checkpoints and the process that owns it."""
