@@ -1,0 +1,50 @@
+"""Arguments that many commands share: flag, then CKPTD_* in the environment, then a default."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from ckptd import names
+from ckptd.errors import InvalidArgument
+from ckptd_daemon.cli import units
+
+
+def text(args: argparse.Namespace, flag: str) -> tuple[str, str] | None:
+    """(value, where it came from) of `--flag` or CKPTD_FLAG; None without both. An empty variable is no variable."""
+    value = getattr(args, flag.replace("-", "_"), None)
+    if value is not None:
+        return str(value), f"--{flag}"
+    variable = "CKPTD_" + flag.replace("-", "_").upper()
+    value = os.environ.get(variable)
+    return (value, variable) if value else None
+
+
+def root(args: argparse.Namespace) -> Path:
+    """The root, absolute, neither created nor looked at.
+
+    Raises:
+        InvalidArgument: It wasn't named.
+    """
+    given = text(args, "root")
+    if given is None or not given[0] or "\0" in given[0]:
+        raise InvalidArgument("no root given", todo="say which with --root DIR or CKPTD_ROOT")
+    return Path(given[0]).absolute()
+
+
+def run(args: argparse.Namespace) -> str:
+    """The run's name, checked; "default" when it wasn't named."""
+    return run_or_all(args) or names.DEFAULT_RUN
+
+
+def run_or_all(args: argparse.Namespace) -> str | None:
+    """The run's name, checked; None when it wasn't named."""
+    given = text(args, "run")
+    return None if given is None else names.check_run_name(given[0])
+
+
+def duration_s(args: argparse.Namespace, flag: str, default: float) -> float:
+    """Seconds of a duration flag."""
+    given = text(args, flag)
+    return default if given is None else units.parse_duration_s(*given)

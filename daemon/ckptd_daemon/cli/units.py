@@ -1,0 +1,77 @@
+"""Sizes, durations and times as the command line reads and shows them. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+from typing import Final
+
+from ckptd.errors import InvalidArgument
+
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|)", re.ASCII)
+_MAX_SECONDS: Final = 365 * 86400.0
+
+
+def parse_duration_s(text: str, where: str) -> float:
+    """Seconds of "30", "30s", "1.5m", "6h"; at most a year.
+
+    Raises:
+        InvalidArgument: Anything else; `where` names the flag or variable it came from.
+    """
+    match = _DURATION.fullmatch(text.strip().lower())
+    value = float(match[1]) * _SECONDS[match[2]] if match else math.nan
+    if not 0.0 <= value <= _MAX_SECONDS:
+        raise InvalidArgument(
+            "not a duration", where=where, seen=repr(text), wanted='such as "30", "10m" or "6h"'
+        )
+    return value
+
+
+def parse_count(text: str, where: str, *, least: int = 0) -> int:
+    """A whole number of at least `least`.
+
+    Raises:
+        InvalidArgument: Anything else.
+    """
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip(), re.ASCII) or int(text) < least:
+        raise InvalidArgument(
+            "not a count", where=where, seen=repr(text), wanted=f"a whole number of {least} or more"
+        )
+    return int(text)
+
+
+def show_bytes(count: int) -> str:
+    """`512 B`, `1.5 KiB`, `86.0 MiB`."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def show_seconds(seconds: float) -> str:
+    """`0.8s`, `42s`, `3m10s`, `5h02m`, `2d03h`."""
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole // 60 % 60:02d}m"
+    return f"{whole // 86400}d{whole // 3600 % 24:02d}h"
+
+
+def show_utc(unix_seconds: float | None) -> str:
+    """ISO 8601 in UTC with seconds, "" for None and for what no calendar can show."""
+    if unix_seconds is None:
+        return ""
+    try:
+        moment = dt.datetime.fromtimestamp(unix_seconds, dt.UTC)
+    except (ValueError, OverflowError, OSError):
+        return ""
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
