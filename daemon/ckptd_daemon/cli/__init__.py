@@ -1,1 +1,1 @@
-"""The command line: thin readers and writers around library and daemon. Nothing here imports torch or numpy."""
+"""The command line: thin readers and writers around library and daemon. Nothing imports torch or numpy."""

@@ -12,7 +12,7 @@ from ckptd_daemon.cli import units
 
 
 def text(args: argparse.Namespace, flag: str) -> tuple[str, str] | None:
-    """(value, where it came from) of `--flag` or CKPTD_FLAG; None without both. An empty variable is no variable."""
+    """(value, where it came from) of `--flag` or CKPTD_FLAG; None without both. An empty one is none."""
     value = getattr(args, flag.replace("-", "_"), None)
     if value is not None:
         return str(value), f"--{flag}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from ckptd import __version__
-from ckptd.errors import CkptdError, InvalidArgument
+from ckptd.errors import CkptdError, InvalidArgument, NoSpace
 from ckptd_daemon.cli import output, parser
 
 _INTERRUPTED = 130  # what shells report for SIGINT
@@ -37,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except OSError as error:
         output.note(_of_os(error))
-        return 1
+        return NoSpace.exit_code if error.errno in (errno.ENOSPC, errno.EDQUOT) else 1
     except KeyboardInterrupt:
         return _INTERRUPTED
 

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from ckptd.errors import InvalidArgument
+from ckptd_daemon.cli import units
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 30),
+        ("30s", 30),
+        ("1.5m", 90),
+        ("6h", 21600),
+        ("2d", 172800),
+        ("250ms", 0.25),
+        (" 5 M ", 300),
+        ("0", 0),
+    ],
+)
+def test_a_duration_is_read_in_seconds(text: str, seconds: float) -> None:
+    assert units.parse_duration_s(text, "--grace") == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1e3", "nan", "inf", "6 hours", "5GB", "1m30s", "9999999d", "٣"])
+def test_what_is_no_duration_is_refused_naming_the_flag(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"--grace: not a duration"):
+        units.parse_duration_s(text, "--grace")
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.0", "x", "1" * 10, "٣"])
+def test_what_is_no_count_is_refused_naming_the_flag(text: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"--keep-last: not a count"):
+        units.parse_count(text, "--keep-last")
+
+
+def test_a_count_below_the_least_is_refused() -> None:
+    assert units.parse_count("1", "--keep-last", least=1) == 1
+    with pytest.raises(InvalidArgument):
+        units.parse_count("0", "--keep-last", least=1)
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (86 * 2**20, "86.0 MiB"), (2**60, "1024.0 PiB")],
+)
+def test_bytes_are_shown_with_a_unit(count: int, shown: str) -> None:
+    assert units.show_bytes(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.84, "0.8s"), (42, "42s"), (59.7, "1m00s"), (190, "3m10s"), (18120, "5h02m"), (183600, "2d03h")],
+)
+def test_seconds_are_shown_in_two_units_at_most(seconds: float, shown: str) -> None:
+    assert units.show_seconds(seconds) == shown
+
+
+def test_times_are_shown_in_utc_and_impossible_ones_not_at_all() -> None:
+    assert units.show_utc(1_700_000_000.9) == "2023-11-14T22:13:20Z"
+    assert units.show_utc(None) == ""
+    assert units.show_utc(1e300) == ""
+    assert units.show_utc(float("nan")) == ""
