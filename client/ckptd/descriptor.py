@@ -86,6 +86,8 @@ class Descriptor:
         saved_at: Unix seconds, wall clock, at capture. Information only, decides nothing.
         run_seconds: Training seconds accumulated over all restarts (monotonic clock).
         base_sequence: Sequence of the checkpoint this client restored from, or None when it restored none.
+        base_snapshot: The client's own snapshot number when it restored that one (0: none before). Its later
+            snapshots go on from each other; restoring the same checkpoint again begins another line.
         metrics: Name → float (may be NaN or infinite).
         versions: {"ckptd": …, "torch": …, "numpy": …, "python": …}
         state: The captured state (see ckptd.values): a dict by component name, "rng" among them.
@@ -101,6 +103,7 @@ class Descriptor:
     saved_at: float
     run_seconds: float
     base_sequence: int | None
+    base_snapshot: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     state: dict[Any, Any]
