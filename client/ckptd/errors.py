@@ -43,6 +43,10 @@ def _rebuild(cls: type[CkptdError], what: str, fields: dict[str, str]) -> CkptdE
     return cls(what, **fields)
 
 
+class CheckpointWarning(UserWarning):
+    """Said through `warnings`: something about saving or resuming is not as asked, and training goes on."""
+
+
 # --- exit code 1: it failed -----------------------------------------------------------------------
 
 
