@@ -13,7 +13,7 @@ def test_every_state_has_its_row_and_every_event_is_used() -> None:
     assert {event for row in TRANSITIONS.values() for event in row} == set(Event)
 
 
-@pytest.mark.parametrize(("state", "event"), itertools.product(State, Event))
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
 def test_a_step_is_in_the_table_or_refused(state: State, event: Event) -> None:
     if event in TRANSITIONS[state]:
         assert after(state, event) is TRANSITIONS[state][event]
