@@ -14,6 +14,7 @@ _WHERE = {
     "Client": "ckptd.client",
     "Ticket": "ckptd.ticket",
     "Cadence": "ckptd.cadence",
+    "CheckpointWarning": "ckptd.errors",
     "TrainState": "ckptd.train_state",
     "ResumableLoader": "ckptd.loader",
     "Sharding": "ckptd.descriptor",
