@@ -6,29 +6,6 @@ from ckptd.errors import InvalidArgument
 from ckptd_daemon.cli import units
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("30", 30),
-        ("30s", 30),
-        ("1.5m", 90),
-        ("6h", 21600),
-        ("2d", 172800),
-        ("250ms", 0.25),
-        (" 5 M ", 300),
-        ("0", 0),
-    ],
-)
-def test_a_duration_is_read_in_seconds(text: str, seconds: float) -> None:
-    assert units.parse_duration_s(text, "--grace") == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["", "-1", "1e3", "nan", "inf", "6 hours", "5GB", "1m30s", "9999999d", "٣"])
-def test_what_is_no_duration_is_refused_naming_the_flag(text: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"--grace: not a duration"):
-        units.parse_duration_s(text, "--grace")
-
-
 @pytest.mark.parametrize("text", ["", "-1", "1.0", "x", "1" * 10, "٣"])
 def test_what_is_no_count_is_refused_naming_the_flag(text: str) -> None:
     with pytest.raises(InvalidArgument, match=r"--keep-last: not a count"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckptd import names
 from ckptd.errors import InvalidArgument
-from ckptd_daemon.cli import units
+from ckptd_daemon import policy
 
 
 def text(args: argparse.Namespace, flag: str) -> tuple[str, str] | None:
@@ -47,4 +47,4 @@ def run_or_all(args: argparse.Namespace) -> str | None:
 def duration_s(args: argparse.Namespace, flag: str, default: float) -> float:
     """Seconds of a duration flag."""
     given = text(args, flag)
-    return default if given is None else units.parse_duration_s(*given)
+    return default if given is None else policy.parse_duration_s(given[0], where=given[1])

@@ -38,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
 def build() -> argparse.ArgumentParser:
     """The whole parser; `parse_args` raises InvalidArgument where argparse would exit with 2."""
     parser = _Parser(
-        prog="ckptd", description="Durable, verified checkpoints of training runs, and always a latest valid one.",
+        prog="ckptd", description="Durable, verified checkpoints of training runs.",
         epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("--version", action="store_true", help="print the version and exit")

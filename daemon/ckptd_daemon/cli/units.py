@@ -1,32 +1,11 @@
-"""Sizes, durations and times as the command line reads and shows them. Pure."""
+"""Counts, sizes and times as the command line reads and shows them; `policy` reads durations. Pure."""
 
 from __future__ import annotations
 
 import datetime as dt
-import math
 import re
-from typing import Final
 
 from ckptd.errors import InvalidArgument
-
-_SECONDS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d|)", re.ASCII)
-_MAX_SECONDS: Final = 365 * 86400.0
-
-
-def parse_duration_s(text: str, where: str) -> float:
-    """Seconds of "30", "30s", "1.5m", "6h"; at most a year.
-
-    Raises:
-        InvalidArgument: Anything else; `where` names the flag or variable it came from.
-    """
-    match = _DURATION.fullmatch(text.strip().lower())
-    value = float(match[1]) * _SECONDS[match[2]] if match else math.nan
-    if not 0.0 <= value <= _MAX_SECONDS:
-        raise InvalidArgument(
-            "not a duration", where=where, seen=repr(text), wanted='such as "30", "10m" or "6h"'
-        )
-    return value
 
 
 def parse_count(text: str, where: str, *, least: int = 0) -> int:

@@ -1,0 +1,100 @@
+"""What must hold after all the killing. Each check returns all the faults it found, not the first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from ckptd.records import CheckpointIndex, read_index
+from ckptd.verification import check
+from evidence import Journals, Key
+from trainer import digest_of
+
+import ckptd
+from ckptd.errors import CkptdError
+from ckptd.names import parse_step_folder
+
+
+@dataclass
+class Found:
+    """The checkpoints on disk, by the snapshot they hold."""
+
+    by_key: dict[Key, list[tuple[Path, CheckpointIndex]]] = field(default_factory=lambda: defaultdict(list))
+    faults: list[str] = field(default_factory=list)
+
+
+def read_checkpoints(run_dir: Path) -> Found:
+    """Every checkpoint folder of the run, with every hash checked."""
+    found = Found()
+    for path in sorted(run_dir.iterdir()):
+        if parse_step_folder(path.name) is None:
+            continue
+        report = check(path)
+        if not report.ok:
+            found.faults.append(f"{path.name} is not valid: {'; '.join(report.faults)}")
+            continue
+        index = read_index(path)
+        found.by_key[(index.client_id, index.snapshot)].append((path, index))
+    return found
+
+
+def acknowledged_are_there(found: Found, journals: Journals) -> list[str]:
+    """Acknowledged means durable, under the sequence that was told."""
+    faults = []
+    for key, sequence in journals.acked.items():
+        there = [index.sequence for _, index in found.by_key.get(key, [])]
+        if sequence not in there:
+            faults.append(f"snapshot {key} was acknowledged as {sequence}, on disk: {there or 'nothing'}")
+    return faults + [f"a snapshot failed: {failed}" for failed in journals.failed]
+
+
+def sealed_are_written_once(found: Found, journals: Journals) -> list[str]:
+    """Each sealed snapshot exactly once, with the contents it had when snapshot() was called."""
+    faults = []
+    for key, digest in journals.sealed.items():
+        there = found.by_key.get(key, [])
+        if len(there) != 1:
+            faults.append(
+                f"snapshot {key} was sealed, on disk {len(there)} times: {[p.name for p, _ in there]}"
+            )
+        for path, _ in there:
+            if (seen := _digest(path)) != digest:
+                faults.append(
+                    f"{path.name} holds another state than was sealed: {seen[:12]}, wanted {digest[:12]}"
+                )
+    return faults
+
+
+def nothing_else_is_there(found: Found, journals: Journals) -> list[str]:
+    """A checkpoint nobody sealed can only be one whose trainer died between sealing and writing that down."""
+    extra = [key for key in found.by_key if key not in journals.sealed]
+    faults = [f"snapshot {key} is on disk twice" for key in extra if len(found.by_key[key]) > 1]
+    clients = [client for client, _ in extra]
+    faults += [
+        f"client {c} has two checkpoints that it never sealed" for c in set(clients) if clients.count(c) > 1
+    ]
+    return faults
+
+
+def sequences_are_in_order(found: Found) -> list[str]:
+    """No sequence twice; one client's snapshots in the order in which they were taken."""
+    all_of_them = [
+        (index.client_id, index.snapshot, index.sequence) for v in found.by_key.values() for _, index in v
+    ]
+    sequences = [sequence for _, _, sequence in all_of_them]
+    faults = [f"sequence {s} was given twice" for s in set(sequences) if sequences.count(s) > 1]
+    ordered = sorted(all_of_them)
+    for (client, _, before), (other, snapshot, after) in pairwise(ordered):
+        if client == other and after <= before:
+            faults.append(f"snapshot {(client, snapshot)} has sequence {after}, its predecessor has {before}")
+    return faults
+
+
+def _digest(path: Path) -> str:
+    try:
+        loaded = ckptd.load(path)
+    except CkptdError as error:
+        return f"unreadable: {error}"
+    return digest_of(loaded["model"], loaded["optimizer"]["state"], loaded["train"])

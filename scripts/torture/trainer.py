@@ -1,0 +1,116 @@
+"""The trainer that scripts/torture-kill kills: real model, real optimizer, a snapshot after every few steps.
+
+What it was told goes to a journal, one JSON object per line, each in one write, which SIGKILL can't tear.
+Usage: trainer.py ROOT RUN JOURNAL STOP_FILE; says "ready" once torch is loaded and waits for a line on stdin.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import ckptd
+
+SNAPSHOT_EVERY_STEPS = 2
+FOLLOWED_TICKETS = 64
+
+
+class Journal:
+    """Append-only, one write per event."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def write(self, event: str, **fields: Any) -> None:
+        os.write(self._fd, (json.dumps({"event": event, **fields}) + "\n").encode())
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(96, 384), nn.Tanh(), nn.Linear(384, 96))
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    batch = torch.randn(8, 96)
+    loss = nn.functional.mse_loss(model(batch), batch)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def digest_of(model: dict[str, torch.Tensor], moments: dict[str, dict[str, torch.Tensor]], train: Any) -> str:
+    """One hash over everything that must come back; the checker computes it from the loaded checkpoint."""
+    import hashlib
+
+    digest = hashlib.sha256(repr((train["step"], train["losses"][-3:])).encode())
+    for name in sorted(model):
+        for tensor in (model[name], moments[name]["exp_avg"], moments[name]["exp_avg_sq"]):
+            digest.update(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def live_digest(model: nn.Module, optimizer: torch.optim.Optimizer, train: ckptd.TrainState) -> str:
+    named = dict(model.named_parameters())
+    moments = {name: optimizer.state[parameter] for name, parameter in named.items()}
+    return digest_of(dict(named), moments, {"step": train.step, "losses": train.losses})
+
+
+def run(client: ckptd.Client, journal: Journal, stop: Path) -> None:
+    model, optimizer = build()
+    train = ckptd.TrainState()
+    state = {"model": model, "optimizer": optimizer, "train": train}
+    resumed = client.restore(state)
+    journal.write("resumed", client=client.client_id, step=resumed.step if resumed else None)
+    pending: list[ckptd.Ticket] = []
+    while not stop.exists():
+        for _ in range(SNAPSHOT_EVERY_STEPS):
+            train.step += 1
+            train.losses.append(train_step(model, optimizer))
+            del train.losses[:-100]
+        digest = live_digest(model, optimizer, train)
+        journal.write("begin", client=client.client_id, step=train.step)
+        ticket = client.snapshot(train.step, state, metrics={"loss": train.losses[-1]})
+        journal.write(
+            "sealed", client=client.client_id, snapshot=ticket.snapshot, step=train.step, digest=digest
+        )
+        pending = report(journal, client, [*pending, ticket])
+    client.drain(60.0)
+    report(journal, client, pending)
+
+
+def report(journal: Journal, client: ckptd.Client, pending: list[ckptd.Ticket]) -> list[ckptd.Ticket]:
+    """Write down what was acknowledged; returns the tickets that are still on their way."""
+    left = []
+    for ticket in pending:
+        if ticket.state in ("committed", "verified"):
+            journal.write(
+                "acked", client=client.client_id, snapshot=ticket.snapshot, sequence=ticket.sequence
+            )
+        elif ticket.state in ("failed", "superseded", "corrupt"):
+            journal.write("failed", client=client.client_id, snapshot=ticket.snapshot, state=ticket.state)
+        else:
+            left.append(ticket)
+    return left
+
+
+def main() -> None:
+    root, run_name, journal, stop = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
+    torch.set_num_threads(1)
+    build()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    if sys.stdin.readline():  # "": the parent has gone
+        with ckptd.Client(root=root, run=run_name, daemon="auto") as client:
+            run(client, Journal(journal), stop)
+
+
+if __name__ == "__main__":
+    main()

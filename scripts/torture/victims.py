@@ -1,0 +1,128 @@
+"""The processes that are killed: trainers (a spare one has torch loaded already), and the daemon."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from ckptd.rootdir import DaemonRecord, Root
+
+PATIENCE_S = 120.0  # for whatever must happen at all, on a busy machine
+
+
+class Fault(Exception):
+    """Something that must never happen has happened."""
+
+
+class Trainers:
+    """The one that trains now, and its successor waiting for its turn."""
+
+    def __init__(self, work: Path, root: Path, run: str, stop_file: Path) -> None:
+        self._work, self._arguments, self._stop_file = work, [str(root), run], str(stop_file)
+        self._started: list[subprocess.Popen[bytes]] = []
+        self._spare = self._spawn()
+        self.current: subprocess.Popen[bytes] | None = None
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        journal = self._work / "journals" / f"journal-{len(self._started):04d}"
+        program = str(Path(__file__).with_name("trainer.py"))
+        with (self._work / "trainers.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, program, *self._arguments, str(journal), self._stop_file],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+            )  # fmt: skip
+        self._started.append(process)
+        return process
+
+    def ensure(self) -> None:
+        """Have one that trains."""
+        self.ensure_unharmed()
+        if self.current is not None and self.current.poll() is None:
+            return
+        self.current, self._spare = self._spare, self._spawn()
+        if self.current.stdout is None or self.current.stdin is None:
+            raise Fault("no pipes")
+        if (
+            not select.select([self.current.stdout], [], [], PATIENCE_S)[0]
+            or not self.current.stdout.readline()
+        ):
+            raise Fault(f"a trainer didn't get ready: {_tail(self._work / 'trainers.log')}")
+        self.current.stdin.write(b"go\n")
+        self.current.stdin.flush()
+
+    def ensure_unharmed(self) -> None:
+        """A trainer that ended by itself is a fault: nothing that happens to a daemon may end it."""
+        if self.current is not None and self.current.poll() not in (None, -signal.SIGKILL):
+            raise Fault(
+                f"a trainer ended by itself: {self.current.returncode}; {_tail(self._work / 'trainers.log')}"
+            )
+
+    def finish(self) -> None:
+        """Let the current one drain and leave by itself; it must leave well."""
+        if self.current is None:
+            return
+        code = self.current.wait(PATIENCE_S)
+        if code != 0:
+            raise Fault(f"the last trainer left with {code}; {_tail(self._work / 'trainers.log')}")
+
+    def end(self) -> None:
+        """Leave no process behind, whatever happened."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+class Daemon:
+    """Whichever daemon serves the root now: started here by hand, or by a trainer that found none."""
+
+    def __init__(self, root: Path, keep_last: int) -> None:
+        self._root, self._keep_last = root, keep_last
+        self.by_hand = 0
+
+    def record(self) -> DaemonRecord | None:
+        """The one that lives; None when none does."""
+        record = DaemonRecord.read(Root.for_reading(self._root)) if self._root.is_dir() else None
+        return record if record is not None and record.alive() else None
+
+    def start(self) -> None:
+        """`ckptd start --detach`; that a trainer was quicker is no fault."""
+        flags = ["--detach", "--root", str(self._root), "--keep-last", str(self._keep_last)]
+        done = self.command("start", *flags)
+        if done.returncode not in (0, 6):
+            raise Fault(f"ckptd start left with {done.returncode}: {done.stderr.strip()}")
+        self.by_hand += done.returncode == 0
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run one `ckptd` command to its end."""
+        command = [sys.executable, "-m", "ckptd_daemon.cli.main", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+    def end(self) -> None:
+        """Leave no daemon behind, whatever happened."""
+        record = self.record()
+        if record is not None:
+            os.kill(record.pid, signal.SIGKILL)
+            wait_gone(record)
+
+
+def wait_gone(record: DaemonRecord) -> None:
+    """Until a killed daemon is dead: a kill returns before the kernel has done it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while record.alive():
+        if time.monotonic() > deadline:
+            raise Fault(f"pid {record.pid} survived SIGKILL")
+        time.sleep(0.002)
+
+
+def _tail(path: Path) -> str:
+    lines = path.read_text("utf-8", "replace").strip().splitlines() if path.exists() else []
+    return " | ".join(lines[-5:])
