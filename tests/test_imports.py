@@ -1,0 +1,95 @@
+"""Who may import whom: ckptd never ckptd_daemon; daemon, verifier and CLI neither torch nor numpy."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CLIENT, DAEMON = ROOT / "client" / "ckptd", ROOT / "daemon" / "ckptd_daemon"
+HEAVY = ("torch", "numpy")
+
+#: Modules of ckptd whose whole purpose is tensors: the only ones that may load torch when imported.
+TENSOR_MODULES = {
+    path.stem
+    for path in CLIENT.glob("*.py")
+    if "TID253" in path.read_text("utf-8").split("from __future__")[0]
+}
+
+#: What daemon, verifier and every command load before they do anything, and the library they read a root with.
+LIGHT_MODULES = [
+    "ckptd",
+    *(
+        "ckptd." + name
+        for name in ("series", "verification", "commit", "connection", "autostart", "descriptor_codec")
+    ),
+    *(
+        ".".join(path.relative_to(DAEMON.parent).with_suffix("").parts)
+        for path in sorted(DAEMON.rglob("*.py"))
+        if path.stem not in ("__init__", "__main__")
+    ),
+]
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module a file imports, anywhere in it, also inside functions and under TYPE_CHECKING."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add("." * node.level + (node.module or ""))
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(CLIENT.rglob("*.py")), ids=lambda path: path.name)
+def test_the_client_package_never_imports_the_daemons(path: Path) -> None:
+    assert not [name for name in imports_of(path) if name.split(".")[0] == "ckptd_daemon"]
+
+
+@pytest.mark.parametrize(
+    "path", sorted([*CLIENT.rglob("*.py"), *DAEMON.rglob("*.py")]), ids=lambda path: path.name
+)
+def test_nothing_imports_pickle_and_only_watch_imports_watchdog(path: Path) -> None:
+    tops = {name.split(".")[0] for name in imports_of(path)}
+    assert not tops & {"pickle", "cPickle", "dill", "marshal", "shelve"}
+    assert path.name == "watch.py" or "watchdog" not in tops
+
+
+@pytest.mark.parametrize("path", sorted(DAEMON.rglob("*.py")), ids=lambda path: path.name)
+def test_the_daemon_package_imports_no_tensors_anywhere(path: Path) -> None:
+    # Not in a function either: the one exception is `ckptd migrate`, which loads ckptd.migrate when it runs.
+    names = imports_of(path)
+    assert not [name for name in names if name.split(".")[0] in HEAVY]
+    allowed = {"ckptd.migrate"} if path.name == "migrate.py" else set()
+    assert not [
+        name for name in names - allowed if name.removeprefix("ckptd.") in TENSOR_MODULES | {"migrate"}
+    ]
+
+
+def test_no_source_root_is_a_package() -> None:
+    # A package called `daemon` would collide with python-daemon.
+    assert not (ROOT / "client" / "__init__.py").exists() and not (ROOT / "daemon" / "__init__.py").exists()
+
+
+def test_importing_the_daemon_the_verifier_or_a_command_loads_neither_torch_nor_numpy() -> None:
+    program = (
+        "import importlib, sys\n"
+        f"for name in {LIGHT_MODULES!r}:\n"
+        "    importlib.import_module(name)\n"
+        f"    heavy = [top for top in {HEAVY!r} if top in sys.modules]\n"
+        "    if heavy: sys.exit(f'{name} loads {heavy}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_list_of_light_modules_is_not_empty_nor_everything() -> None:
+    assert (
+        len(LIGHT_MODULES) > 20 and "ckptd.series" in LIGHT_MODULES and "ckptd_daemon.server" in LIGHT_MODULES
+    )
+    assert "capture" in TENSOR_MODULES and len(TENSOR_MODULES) < 20
