@@ -23,15 +23,10 @@ MAX_LINE_BYTES: Final = 1024 * 1024
 
 @dataclass(frozen=True)
 class Request:
-    """Re-hash this checkpoint before anything that nobody asked for.
-
-    Attributes:
-        again: Also when the same bytes (by the cheap fingerprint) were already reported.
-    """
+    """Re-hash this checkpoint before anything that nobody asked for."""
 
     run: str
     name: str
-    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,10 +84,10 @@ def _fields(line: Line) -> dict[str, Any]:
 
 
 def _request(fields: dict[str, Any]) -> Request:
-    run, name, again = check_run_name(fields["run"]), fields["name"], fields["again"]
-    if parse_step_folder(name) is None or not isinstance(again, bool):
+    run, name = check_run_name(fields["run"]), fields["name"]
+    if parse_step_folder(name) is None:
         raise ValueError("not the name of a checkpoint")
-    return Request(run, name, again)
+    return Request(run, name)
 
 
 def _verdict(fields: dict[str, Any]) -> Verdict:

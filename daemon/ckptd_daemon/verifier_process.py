@@ -94,18 +94,13 @@ class Verifier:
         """A descriptor that is readable when `read_reports` has something; the same across restarts."""
         return self._epoll.fileno()
 
-    def verify(self, run: str, name: str, *, again: bool = False) -> None:
-        """Have this checkpoint re-hashed before anything nobody asked for; see `read_reports`.
-
-        Args:
-            again: Also when this child already reported on it and nothing seems to have changed since.
-        """
-        if (run, name) in self._asked and not again:
-            return
-        line = to_line(Request(run, name, again))
-        self._asked[run, name] = line
-        self._out += line
-        self._flush()
+    def verify(self, run: str, name: str) -> None:
+        """Have this checkpoint re-hashed before anything nobody asked for; see `read_reports`."""
+        if (run, name) not in self._asked:
+            line = to_line(Request(run, name))
+            self._asked[run, name] = line
+            self._out += line
+            self._flush()
 
     def read_reports(self) -> list[tuple[str, Report]]:
         """All reports that came in, as (run, report), also on what nobody asked about. Never blocks."""
@@ -143,7 +138,8 @@ class Verifier:
         rescan_s, poll_s, settle_s = self._timing
         command = [
             sys.executable, "-P", "-m", "ckptd_daemon.verifier", "--root", str(self._root),
-            "--parent", str(os.getpid()), "--rescan-s", str(rescan_s), "--poll-s", str(poll_s), "--settle-s", str(settle_s),
+            "--parent", str(os.getpid()),
+            "--rescan-s", str(rescan_s), "--poll-s", str(poll_s), "--settle-s", str(settle_s),
         ]  # fmt: skip
         process = subprocess.Popen(
             command,
