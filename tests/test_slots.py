@@ -184,3 +184,17 @@ def test_a_killed_filler_leaves_the_slot_readable(slot: Slot) -> None:
     done = subprocess.run([sys.executable, "-c", program, str(slot.path)], check=False)
     assert done.returncode == -9
     assert (slot.header().state, slot.header().snapshot) == (SlotState.FILLING, 3)
+
+
+def test_the_owner_and_the_sequence_given_on_acceptance_stay_in_the_header(tmp_path: Path) -> None:
+    slot = Slot.create(tmp_path / "slot-a", 8192, owner=(123, 456))
+    slot.begin(CLIENT, "gpt", 1)
+    with pytest.raises(ProtocolError, match="wrong state"):
+        slot.accept(9)
+    slot.seal(b"d", 1)
+    slot.accept(9)
+    header = slot.header()
+    assert (header.state, header.sequence) == (SlotState.SEALED, 9)
+    assert (header.owner_pid, header.owner_started) == (123, 456)
+    assert slot.disown().owner_pid == 0
+    slot.close()

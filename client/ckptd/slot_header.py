@@ -20,6 +20,7 @@ _VERSION: Final = 1
 _FIELDS: Final = struct.Struct(
     "<8sII"  # magic, version, state
     "QQQQQQ"  # counter, generation, snapshot, sequence, data bytes, descriptor bytes
+    "QQ"  # owner's pid and start time
     "16s32s64s"  # client, descriptor's sha256, run
 )
 _CRC: Final = struct.Struct("<I")
@@ -49,6 +50,9 @@ class SlotHeader:
         data_bytes: Length of the tensors' bytes, once sealed.
         descriptor_bytes: Length of the encoded descriptor, once sealed.
         descriptor_sha256: Its hash, 64 hex digits.
+        owner_pid: Process the slot was made for; 0 once it has left. A restarted daemon keeps the slots of
+            processes that live.
+        owner_started: Its start time (field 22 of /proc/PID/stat).
     """
 
     state: SlotState
@@ -60,6 +64,8 @@ class SlotHeader:
     data_bytes: int = 0
     descriptor_bytes: int = 0
     descriptor_sha256: str = "00" * 32
+    owner_pid: int = 0
+    owner_started: int = 0
 
 
 def pack(counter: int, header: SlotHeader) -> bytes:
@@ -67,7 +73,7 @@ def pack(counter: int, header: SlotHeader) -> bytes:
     raw = _FIELDS.pack(
         _MAGIC, _VERSION, header.state,
         counter, header.generation, header.snapshot, header.sequence,
-        header.data_bytes, header.descriptor_bytes,
+        header.data_bytes, header.descriptor_bytes, header.owner_pid, header.owner_started,
         bytes.fromhex(header.client_id) or _NO_CLIENT,
         bytes.fromhex(header.descriptor_sha256), header.run.encode("ascii"),
     )  # fmt: skip
@@ -79,7 +85,7 @@ def unpack(raw: bytes) -> tuple[int, SlotHeader] | None:
     if _CRC.unpack_from(raw, _FIELDS.size)[0] != zlib.crc32(raw[: _FIELDS.size]):
         return None
     magic, version, state, counter, *numbers, client, sha256, run = _FIELDS.unpack_from(raw)
-    generation, snapshot, sequence, data_bytes, descriptor_bytes = numbers
+    generation, snapshot, sequence, data_bytes, descriptor_bytes, owner_pid, owner_started = numbers
     name = _run_name(run)
     if magic != _MAGIC or version != _VERSION or name is None or descriptor_bytes > MAX_DESCRIPTOR_BYTES:
         return None
@@ -90,6 +96,7 @@ def unpack(raw: bytes) -> tuple[int, SlotHeader] | None:
         state=SlotState(state), generation=generation, client_id=client_id, run=name,
         snapshot=snapshot, sequence=sequence,
         data_bytes=data_bytes, descriptor_bytes=descriptor_bytes, descriptor_sha256=sha256.hex(),
+        owner_pid=owner_pid, owner_started=owner_started,
     )  # fmt: skip
 
 

@@ -65,8 +65,13 @@ class Slot:
         return f"Slot({self.name}, {self.capacity} bytes)"
 
     @classmethod
-    def create(cls, path: Path, size: int) -> Slot:
+    def create(cls, path: Path, size: int, *, owner: tuple[int, int] = (0, 0)) -> Slot:
         """Make a new slot file of at least `size` bytes (rounded up to whole pages), its memory allocated.
+
+        Args:
+            path: Its name; nothing may have it.
+            size: See needed_bytes.
+            owner: Pid and start time of the process that will fill it.
 
         Raises:
             SharedMemoryTooSmall: There isn't that much; nothing is left behind.
@@ -81,7 +86,8 @@ class Slot:
             os.posix_fallocate(fd, 0, size)
             slot = cls(path, mmap.mmap(fd, size))
             for counter, start in enumerate(_COPIES):
-                slot._write(start, counter + 1, SlotHeader(state=SlotState.FREE))
+                fresh = SlotHeader(state=SlotState.FREE, owner_pid=owner[0], owner_started=owner[1])
+                slot._write(start, counter + 1, fresh)
             return slot
         except OSError as error:
             path.unlink(missing_ok=True)
@@ -126,13 +132,10 @@ class Slot:
         old = self._expect(SlotState.FREE)
         return self._next(
             SlotHeader(
-                state=SlotState.FILLING,
-                generation=old.generation + 1,
-                client_id=client_id,
-                run=run,
-                snapshot=snapshot,
+                state=SlotState.FILLING, generation=old.generation + 1, client_id=client_id, run=run,
+                snapshot=snapshot, owner_pid=old.owner_pid, owner_started=old.owner_started,
             )
-        )
+        )  # fmt: skip
 
     def seal(self, descriptor: bytes, data_bytes: int) -> SlotHeader:
         """FILLING → SEALED: the descriptor goes behind the data; now the snapshot survives its trainer.
@@ -170,6 +173,10 @@ class Slot:
             )
         return copy
 
+    def accept(self, sequence: int) -> SlotHeader:
+        """SEALED stays SEALED, with the sequence its snapshot was given. Of the daemon only."""
+        return self._next(replace(self._expect(SlotState.SEALED, SlotState.WRITING), sequence=sequence))
+
     def mark_writing(self, sequence: int) -> SlotHeader:
         """SEALED or WRITING → WRITING under this sequence; after a crash it is written under the same one."""
         old = self._expect(SlotState.SEALED, SlotState.WRITING)
@@ -178,6 +185,10 @@ class Slot:
     def release(self) -> SlotHeader:
         """Any state → FREE. What it held is given up."""
         return self._next(replace(self.header(), state=SlotState.FREE))
+
+    def disown(self) -> SlotHeader:
+        """Forget the owner: it has left, so no later daemon waits for it. Of the daemon only."""
+        return self._next(replace(self.header(), owner_pid=0, owner_started=0))
 
     # --- the memory ------------------------------------------------------------------------------
 
