@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from ckptd.errors import StateMismatch
+from ckptd.rng import plain_numpy
 
 OwnGenerator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 GeneratorStates: TypeAlias = dict[str, Any]  #: where it was found → its state in plain values
@@ -72,15 +73,15 @@ def set_generators(generators: Mapping[str, OwnGenerator], states: GeneratorStat
 def read_global_generators() -> GeneratorStates:
     """The global generators of Python, NumPy and torch's CPU, drawing from none."""
     return {
-        "python": random.getstate(),
-        "numpy": _plain(np.random.get_state(legacy=False)),
+        "python": _to_list(random.getstate()),
+        "numpy": plain_numpy(np.random.get_state(legacy=False)),
         "torch": torch.get_rng_state().numpy().tobytes(),
     }
 
 
 def set_global_generators(states: GeneratorStates) -> None:
     """Set them from what read_global_generators gave."""
-    random.setstate(states["python"])
+    random.setstate(_from_list(states["python"]))
     np.random.set_state(states["numpy"])
     torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
 
@@ -89,16 +90,20 @@ def _read(generator: OwnGenerator) -> Any:
     if isinstance(generator, torch.Generator):
         return generator.get_state().numpy().tobytes()
     if isinstance(generator, np.random.Generator):
-        return _plain(generator.bit_generator.state)
+        return plain_numpy(generator.bit_generator.state)
     if isinstance(generator, np.random.RandomState):
-        return _plain(generator.get_state(legacy=False))
-    return generator.getstate()
+        return plain_numpy(generator.get_state(legacy=False))
+    return _to_list(generator.getstate())
 
 
-def _plain(state: Any) -> Any:
-    if isinstance(state, Mapping):
-        return {name: _plain(value) for name, value in state.items()}
-    return state.tolist() if isinstance(state, (np.ndarray, np.generic)) else state
+def _to_list(state: tuple[Any, ...]) -> list[Any]:
+    version, internal, gauss = state
+    return [version, list(internal), gauss]  # a list of numbers travels packed, a tuple doesn't
+
+
+def _from_list(state: Any) -> tuple[Any, ...]:
+    version, internal, gauss = state
+    return version, tuple(internal), gauss
 
 
 def _set(generator: OwnGenerator, state: Any) -> None:
@@ -109,4 +114,4 @@ def _set(generator: OwnGenerator, state: Any) -> None:
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(state)
     else:
-        generator.setstate(state)
+        generator.setstate(_from_list(state))
