@@ -20,7 +20,7 @@ TENSOR_MODULES = {
     if "TID253" in path.read_text("utf-8").split("from __future__")[0]
 }
 
-#: What daemon, verifier and every command load before they do anything, and the library they read a root with.
+#: What daemon, verifier and every command load, and the library they read a root with.
 LIGHT_MODULES = [
     "ckptd",
     *(

@@ -17,8 +17,8 @@ def run(args: argparse.Namespace) -> int:
     found = latest_valid(root, run_name, wait=not args.no_wait, on_progress=progress.note)
     if found is None:
         raise NothingThere(
-            "no verified checkpoint yet" if args.no_wait else "no checkpoint", where=f"{root}, run {run_name}",
-            todo="ask without --no-wait to have it verified now" if args.no_wait else "",
+            "no verified checkpoint" if args.no_wait else "no checkpoint", where=f"{root}, run {run_name}",
+            todo="ask without --no-wait to have one verified now" if args.no_wait else "",
         )  # fmt: skip
     for passed in found.passed_over:
         output.note(f"passed over {passed.name}: {passed.reason}")

@@ -1,4 +1,4 @@
-"""`ckptd migrate`: write a checkpoint of format v1 as a new one of format v2. The only command that loads torch."""
+"""`ckptd migrate`: write a checkpoint of format v1 as a new one of format v2. Alone in loading torch."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _LOOK_S: Final = 0.02
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stop the daemon of the root; NoDaemon when there is none, TimedOut when it is still there at the end."""
+    """Stop the daemon of the root; NoDaemon when there is none, TimedOut when it is still there."""
     grace_s = arguments.duration_s(args, "grace", DEFAULT_GRACE_S)
     timeout_s = arguments.duration_s(args, "timeout", grace_s + EXTRA_S)
     deadline = time.monotonic() + timeout_s
@@ -46,7 +46,7 @@ def _wait_until_gone(connection: Connection, deadline: float, timeout_s: float) 
             record = connection.record
             raise TimedOut(
                 "the daemon was asked to stop but is still there", where=str(connection.root.path),
-                seen=f"pid {record.pid} after {timeout_s:g} s", todo=f"it stops when it is done; see {record.log}",
+                seen=f"pid {record.pid} after {timeout_s:g} s", todo=f"it stops by itself; see {record.log}",
             )  # fmt: skip
         time.sleep(_LOOK_S)
 

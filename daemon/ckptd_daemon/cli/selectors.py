@@ -1,0 +1,46 @@
+"""SEL on the command line: latest, best, 1200, 1200.2 or a path → the checkpoint's folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ckptd.errors import InvalidArgument, NothingThere
+from ckptd.rootdir import Root
+from ckptd.series import best, select
+from ckptd_daemon import policy, settings_file
+from ckptd_daemon.cli import arguments
+
+
+def path_of(args: argparse.Namespace, selector: str) -> Path:
+    """The folder that the selector means. A path needs no root.
+
+    Raises:
+        NothingThere: Nothing fits it.
+        InvalidArgument: It isn't a selector, or `best` by no metric.
+    """
+    if "/" in selector or selector in (".", ".."):
+        path = Path(selector).absolute()
+        if not path.exists():
+            raise NothingThere("no such checkpoint", where=str(path))
+        return path
+    root, run = Root.for_reading(arguments.root(args)), arguments.run(args)
+    return _best(args, root, run) if selector == "best" else select(root, run, selector)
+
+
+def _best(args: argparse.Namespace, root: Root, run: str) -> Path:
+    given = arguments.text(args, "monitor")
+    if given is not None:
+        metric, mode = policy.parse_monitor(given[0])
+    else:
+        rules = settings_file.read_settings(root.path).policy_for(run)
+        if rules.monitor is None or rules.mode is None:
+            raise InvalidArgument(
+                "best by which metric?", where="best", seen=f"the policy of run {run} names none",
+                todo="give --monitor NAME:min or NAME:max",
+            )  # fmt: skip
+        metric, mode = rules.monitor, rules.mode
+    found = best(root, run, metric, mode)
+    if found is None:
+        raise NothingThere(f"no valid checkpoint with the metric {metric}", where=f"{root.path}, run {run}")
+    return found.path

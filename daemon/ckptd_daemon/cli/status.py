@@ -1,0 +1,86 @@
+"""`ckptd status`: the daemon and its runs; without a daemon, what the disk says and exit code 5."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any, Final
+
+from ckptd import wire
+from ckptd.connection import connect
+from ckptd.errors import CkptdError, NoDaemon
+from ckptd.rootdir import Root
+from ckptd_daemon.cli import arguments, output, units
+from ckptd_daemon.cli.output import Cell
+
+_ANSWER_S: Final = 5.0
+_HEADERS: Final = ("RUN", "CLIENT", "QUEUE", "COMMITTED", "VERIFIED", "FAILED")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print it; NoDaemon after what the disk says."""
+    root = Root.for_reading(arguments.root(args))
+    try:
+        data, absent = _ask(root), None
+    except NoDaemon as error:
+        data, absent = from_disk(root), error
+    if args.json:
+        output.emit_json("ckpt.v2-status", {key: value for key, value in data.items() if key != "schema"})
+    else:
+        output.emit(_daemon_line(data.get("daemon")))
+        output.emit(output.table(_HEADERS, [_row(shown) for shown in data["runs"]]))
+    if absent is not None:
+        raise absent
+    return 0
+
+
+def _ask(root: Root) -> dict[str, Any]:
+    connection = connect(root, timeout_s=_ANSWER_S)
+    try:
+        return connection.ask(wire.Status(id=0), wire.StatusReply, _ANSWER_S).data
+    finally:
+        connection.close()
+
+
+def from_disk(root: Root) -> dict[str, Any]:
+    """The same, as far as it can be read without a daemon."""
+    from ckptd.series import read_series, runs
+
+    shown = []
+    for name in runs(root):
+        try:
+            entries = [entry for entry in read_series(root, name).entries if entry.status == "committed"]
+        except CkptdError as error:
+            output.note(str(error))
+            continue
+        committed = [entry.name for entry in entries if entry.on_line]
+        verified = [entry.name for entry in entries if entry.on_line and entry.verified]
+        newest = {"last_committed": committed[-1:], "last_verified": verified[-1:]}
+        shown.append(
+            {"run": name, "client": None, **{key: (names or [None])[0] for key, names in newest.items()}}
+        )
+    return {"daemon": None, "runs": shown, "verifier": None}
+
+
+def _daemon_line(daemon: dict[str, Any] | None) -> str:
+    if daemon is None:
+        return "daemon\tnone\n"
+    up = units.show_seconds(max(0.0, time.time() - float(daemon["started_at"])))
+    facts = [f"pid {daemon['pid']}", f"up {up}", f"ckptd {daemon['version']}", str(daemon["endpoint"])]
+    return "daemon\t" + "\t".join(output.printable(fact) for fact in facts) + "\n"
+
+
+def _row(shown: dict[str, Any]) -> list[Cell]:
+    client = shown.get("client")
+    return [
+        Cell(str(shown["run"])),
+        Cell("-" if not client else f"pid {client.get('pid')}"),
+        Cell(str(shown.get("queue", 0))),
+        Cell(_name(shown.get("last_committed"))),
+        Cell(_name(shown.get("last_verified"))),
+        Cell(str(shown.get("failed", 0))),
+    ]
+
+
+def _name(value: Any) -> str:
+    return "-" if value is None or value == "" else str(value["name"] if isinstance(value, dict) else value)

@@ -1,0 +1,90 @@
+"""`ckptd verify`: re-read checkpoints from the medium, say every fault. Changes nothing on disk."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ckptd.errors import CheckpointGone, CorruptCheckpoint, InvalidArgument, NothingThere
+from ckptd.rootdir import Root
+from ckptd.series import read_series, runs
+from ckptd.verification import Report, check
+from ckptd_daemon.cli import arguments, output, selectors, units
+from ckptd_daemon.cli.output import Cell
+from ckptd_daemon.cli.progress import Progress
+
+_HEADERS = ("CHECKPOINT", "STATE", "BYTES", "READ", "FAULTS")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a line per checkpoint; exit code 4 when one is corrupt, else 3 when one is gone."""
+    if bool(args.selectors) == args.all:
+        raise InvalidArgument("which checkpoints?", wanted="SEL… or --all", todo="see `ckptd verify --help`")
+    reports = [_check(path) for path in _paths(args)]
+    if args.json:
+        output.emit_json("ckpt.v2-verify", {"checkpoints": [_as_json(report) for report in reports]})
+    else:
+        output.emit(output.table(_HEADERS, [_row(report) for report in reports]))
+    bad = [report for report in reports if not report.ok]
+    if not bad:
+        return 0
+    for report in bad:
+        for fault in report.faults or ("gone",):
+            output.note(f"{report.path}: {fault}")
+    return NothingThere.exit_code if all(report.gone for report in bad) else CorruptCheckpoint.exit_code
+
+
+def _paths(args: argparse.Namespace) -> Iterator[Path]:
+    if not args.all:
+        yield from [selectors.path_of(args, selector) for selector in args.selectors]
+        return
+    root = Root.for_reading(arguments.root(args))
+    chosen = arguments.run_or_all(args)
+    found = False
+    for name in [chosen] if chosen else runs(root):
+        for entry in read_series(root, name).entries:
+            found = True
+            yield entry.path
+    if not found:
+        raise NothingThere("no checkpoints", where=f"{root.path}" + (f", run {chosen}" if chosen else ""))
+
+
+def _check(path: Path) -> Report:
+    progress = Progress(f"verifying {path.name}")
+    try:
+        return check(path, uncached=True, progress=progress.advance)
+    except CheckpointGone:
+        raise
+    finally:
+        progress.end()
+
+
+def state_of(report: Report) -> str:
+    """valid, gone or corrupt."""
+    return "valid" if report.ok else "gone" if report.gone else "corrupt"
+
+
+def _row(report: Report) -> list[Cell]:
+    state = state_of(report)
+    return [
+        Cell(str(report.path)),
+        Cell(state, colour={"valid": "green", "corrupt": "red", "gone": "yellow"}[state]),
+        Cell(str(report.bytes), units.show_bytes(report.bytes)),
+        Cell(report.how),
+        Cell("; ".join(report.faults)),
+    ]
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    return {
+        "path": str(report.path),
+        "name": report.name,
+        "sequence": report.sequence,
+        "state": state_of(report),
+        "faults": list(report.faults),
+        "bytes": report.bytes,
+        "read": report.how,
+        "index_sha256": report.index_sha256,
+    }
