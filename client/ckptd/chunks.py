@@ -1,6 +1,6 @@
 """A file's content as a stream of chunks of even size, and its SHA-256.
 
-Content comes as segments: many small ones (archive headers, small tensors) and a few large ones (tensors). They
+Content comes as segments: many small ones (archive headers, small tensors) and a few large ones. They
 are joined and cut, so that writing and hashing take few calls and copy only what is small.
 """
 
