@@ -1,0 +1,98 @@
+"""Typed key paths: where in a state a value is, for error messages and for tables on disk.
+
+A path is a tuple of plain keys. Keys that Python calls equal but that aren't the same (1, True, 1.0) and keys
+that only look alike (1, "1") stay apart in both spellings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from ckptd.errors import CorruptCheckpoint
+
+Path: TypeAlias = tuple[Any, ...]
+
+_SCALARS = frozenset({str, int, bool, float, type(None), bytes})
+
+
+def is_key(value: object) -> bool:
+    """Whether value may be a key of a dict in a state: str, int, bool, float, None, bytes, or a tuple of those."""
+    if type(value) is tuple:
+        return all(map(is_key, value))
+    return type(value) in _SCALARS
+
+
+def show(path: Iterable[Any]) -> str:
+    """`state['model']['h.0.weight'][3]`: a path as a reader would write it in Python."""
+    return "state" + "".join(f"[{_cut(repr(key))}]" for key in path)
+
+
+def _cut(text: str, at: int = 400) -> str:
+    return text if len(text) <= at else text[:at] + "…"
+
+
+def to_json(path: Iterable[Any]) -> list[Any]:
+    """The JSON form of a path: str and int as themselves, every other key as a dict with one entry that names its type."""
+    return [_key_to_json(key) for key in path]
+
+
+def _key_to_json(key: Any) -> Any:
+    kind = type(key)
+    if kind is str or kind is int:
+        return key
+    if kind is bool:
+        return {"bool": key}
+    if kind is float:
+        return {"float": key.hex()}
+    if key is None:
+        return {"none": None}
+    if kind is bytes:
+        return {"bytes": key.hex()}
+    if kind is tuple:
+        return {"tuple": [_key_to_json(part) for part in key]}
+    raise TypeError(f"{kind.__name__} is not a plain key")
+
+
+def from_json(value: object) -> Path:
+    """The path that `to_json` wrote.
+
+    Raises:
+        CorruptCheckpoint: value isn't a list of keys in exactly the form to_json gives.
+    """
+    if type(value) is not list:
+        raise _not_a_path(value)
+    return tuple(_key_from_json(key) for key in value)
+
+
+def _key_from_json(value: object) -> Any:
+    if type(value) is str or type(value) is int:
+        return value
+    if type(value) is not dict or len(value) != 1:
+        raise _not_a_path(value)
+    ((kind, inner),) = value.items()
+    if kind == "none" and inner is None:
+        return None
+    if kind == "bool" and type(inner) is bool:
+        return inner
+    if kind == "tuple" and type(inner) is list:
+        return tuple(_key_from_json(part) for part in inner)
+    if kind in ("float", "bytes") and type(inner) is str:
+        return _from_text(kind, inner)
+    raise _not_a_path(value)
+
+
+def _from_text(kind: str, text: str) -> float | bytes:
+    try:
+        key: float | bytes = float.fromhex(text) if kind == "float" else bytes.fromhex(text)
+    except (ValueError, OverflowError) as error:
+        raise _not_a_path({kind: text}) from error
+    if key.hex() != text:  # one spelling for each key, so that equal paths have equal bytes
+        raise _not_a_path({kind: text})
+    return key
+
+
+def _not_a_path(value: object) -> CorruptCheckpoint:
+    return CorruptCheckpoint(
+        "not a key path", seen=_cut(repr(value), 200), wanted="a list of keys as keypath.to_json writes it"
+    )
