@@ -23,14 +23,14 @@ def test_asked_for_goes_first_and_then_the_higher_step() -> None:
 def test_a_folder_that_keeps_changing_is_not_judged_until_it_rests() -> None:
     backlog = Backlog(settle_s=1.0)
     backlog.saw("r", "step-000000001", "one file", now=0.0)
-    backlog.saw("r", "step-000000001", "two files", now=0.9)
+    backlog.saw("r", "step-000000001", "two files", now=0.5)
     assert backlog.take(1.0) is None
-    assert backlog.due_in(1.0) == 0.9
-    job = backlog.take(1.9)
+    assert backlog.due_in(1.0) == 0.5
+    job = backlog.take(1.5)
     assert job is not None
-    assert not backlog.needs_check(job, "three files", now=1.9)
-    assert backlog.take(2.8) is None
-    job = backlog.take(2.9)
+    assert not backlog.needs_check(job, "three files", now=1.5)
+    assert backlog.take(2.25) is None
+    job = backlog.take(2.5)
     assert job is not None
     assert backlog.needs_check(job, "three files", now=2.9)
 

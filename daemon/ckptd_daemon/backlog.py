@@ -72,7 +72,7 @@ class Backlog:
             self._seen[key] = replace(self._seen[key], signature=signature, since=now, failed=False)
 
     def listed(self, run: str, names: Collection[str]) -> None:
-        """These are all there are in the run; forget what isn't among them (an asked one is answered as gone)."""
+        """These are all there are in the run; forget the others (an asked one is answered as gone)."""
         for memory in (self._seen, self._reported):
             for key in [key for key in memory if key[0] == run and key[1] not in names]:
                 job = memory.pop(key)
@@ -99,7 +99,7 @@ class Backlog:
         return min((max(0.0, job.since + self._settle_s - now) for job in self._seen.values()), default=None)
 
     def needs_check(self, job: Job, signature: str, now: float) -> bool:
-        """Whether to read it, having just looked at its fingerprint; a changed one settles first unless asked for."""
+        """Whether to read it, given its fingerprint now; a changed one settles first unless asked for."""
         if job.asked or signature == job.signature:
             return True
         self._seen[job.run, job.name] = replace(job, signature=signature, since=now, failed=False)

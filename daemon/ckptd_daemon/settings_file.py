@@ -5,7 +5,7 @@
 
     [runs.gpt]               # this run; what isn't given comes from [policy]
     keep_best = 1
-    monitor = "val_loss"
+    monitor = "val_loss"     # "" for none
     mode = "min"
 
 The first start with flags writes it; a later start without flags goes on with what it says.
@@ -114,25 +114,20 @@ def write_settings(root: Path, settings: Settings) -> None:
 
 
 def _plain(policy: RetentionPolicy) -> dict[str, Any]:
-    return {key: value for key, value in asdict(policy).items() if value is not None}
+    return {key: "" if value is None else value for key, value in asdict(policy).items()}
 
 
 def _policy(table: dict[str, Any], base: dict[str, Any], where: str, name: str) -> RetentionPolicy:
     _refuse_unknown(table, _POLICY_KEYS, where, f"{name}.")
     values = base | table
-    if any(
-        key in table for key in _METRIC_KEYS
-    ):  # a metric is taken over whole: never one run's name with another's mode
-        values |= {key: table.get(key) for key in _METRIC_KEYS}
+    if any(key in table for key in _METRIC_KEYS):  # taken over whole: never one's name with the other's mode
+        values |= {key: table.get(key) or None for key in _METRIC_KEYS}
     try:
         return RetentionPolicy(**values)
     except InvalidArgument as error:
+        where = f"{where}: [{name}] {error.where}"
         raise InvalidArgument(
-            error.what,
-            where=f"{where}: [{name}] {error.where}",
-            seen=error.seen,
-            wanted=error.wanted,
-            todo="mend the file",
+            error.what, where=where, seen=error.seen, wanted=error.wanted, todo="mend the file"
         ) from error
 
 

@@ -69,9 +69,10 @@ def from_line(data: bytes) -> Line:
     """
     try:
         ((kind, fields),) = json.loads(data).items()
-        return _BUILDERS[kind](fields)
+        line: Line = _BUILDERS[kind](fields)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ProtocolError("not a line of the verifier's", seen=f"{data[:200]!r} ({error})") from error
+    return line
 
 
 def _fields(line: Line) -> dict[str, Any]:

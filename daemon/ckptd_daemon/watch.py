@@ -4,8 +4,8 @@ One watch on the root and one on each run, none inside checkpoints: a run of 10,
 the user's inotify watches, not 10,000, and a checkpoint being written causes no event for each of its writes.
 What changes *inside* a folder is found by the listing that the verifier repeats anyway.
 
-Events are a shortcut, never the proof that nothing happened: when they fail in any way (no instance, no watch,
-queue overflow, a thread of watchdog's dying) the watch says so once, with the limit's name, and is stopped.
+Events are a shortcut, never the proof that nothing happened: when they fail in any way (no instance, no
+watch, queue overflow, a thread of watchdog's dying) the watch says so once, with the limit's name, and is stopped.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,7 +81,7 @@ class Watch:
         added = [run for run in wanted if run not in self._runs]
         for run in added:
             try:
-                handler = _Handler(lambda name, run=run: self._on_appeared(run, name))
+                handler = _Handler(partial(self._on_appeared, run))
                 watch = self._observer.schedule(handler, str(self._root / run), recursive=False)
             except FileNotFoundError:
                 continue
@@ -171,7 +172,7 @@ def limit_named(error: OSError) -> str:
     if error.errno == errno.ENOSPC:
         return f"no inotify watch is left: {_sysctl('max_user_watches')}"
     if error.errno == errno.EMFILE:
-        return f"no inotify instance is left: {_sysctl('max_user_instances')} (or the limit of open files, ulimit -n)"
+        return f"no inotify instance is left: {_sysctl('max_user_instances')} (or ulimit -n is too low)"
     return f"inotify: {error}"
 
 
