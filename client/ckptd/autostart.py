@@ -64,6 +64,7 @@ class DaemonStart:
         self._root, self._extra_args, self._autostarted = root, tuple(extra_args), autostarted
         self._log = root.service_dir / "daemon.log"
         self._process: _Outliving | None = None
+        self._silent: CkptdError | None = None
         self._log_from, self._not_before, self._locked = 0, 0.0, False
 
     def ready(self, timeout_s: float = 0.0) -> DaemonRecord | None:
@@ -74,9 +75,11 @@ class DaemonStart:
         """
         record = DaemonRecord.read(self._root)
         if record is not None and record.alive():
-            with contextlib.suppress(CkptdError):
+            try:
                 connect(self._root, timeout_s=max(timeout_s, _LOOK_EVERY_S)).close()
                 return record
+            except CkptdError as error:
+                self._silent = error
         elif self._process is None and time.monotonic() >= self._not_before:
             self._spawn()
         elif self._process is not None and (code := self._process.poll()) is not None:
@@ -86,6 +89,8 @@ class DaemonStart:
 
     def late(self, timeout_s: float) -> CkptdError:
         """The error for a caller whose bound has passed."""
+        if self._silent is not None:
+            return self._silent
         if self._locked:
             return RootLocked(
                 "another process holds the root's lock, and no daemon answers", where=str(self._root.path),
