@@ -25,7 +25,7 @@ from ckptd.keypath import Path
 from ckptd.limits import MAX_TREE_DEPTH, MIB
 from ckptd.optim import moment_bytes_to_come, name_parameters, optimizer_to_plain
 from ckptd.rng import capture_rng_state
-from ckptd.tensor_table import TensorTable
+from ckptd.tensor_rows import TensorRows
 from ckptd.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue
 
 #: Top-level names that the files use themselves.
@@ -63,8 +63,9 @@ def capture(state: Mapping[Any, Any], *, rng: bool = True) -> Captured:
         rng: Whether to store the global generators as component "rng". They are read first.
 
     Raises:
-        UnstorableState: Something can't be stored exactly; the error names its key path.
-        InvalidArgument: state is not a mapping, or uses a reserved name.
+        UnstorableState: Something can't be stored exactly, or a component has a reserved name;
+            the error names its key path.
+        InvalidArgument: state is not a mapping.
     """
     _check_top(state)
     random_state = capture_rng_state() if rng else None
@@ -119,7 +120,7 @@ def _check_top(state: Any) -> None:
         )
     for name in state:
         if isinstance(name, str) and name in RESERVED_NAMES:
-            raise InvalidArgument(
+            raise UnstorableState(
                 "a reserved name",
                 where=keypath.show((name,)),
                 wanted=f"none of {', '.join(sorted(RESERVED_NAMES))}",
@@ -131,7 +132,7 @@ class _Walker:
     """One walk over one state. Each `_store_*` takes a value of its type and gives the plain form."""
 
     def __init__(self, state: Mapping[Any, Any]) -> None:
-        self.table = TensorTable()
+        self.table = TensorRows()
         self._state = state
         self._names: dict[int, str] | None = None
         self._open: set[int] = set()

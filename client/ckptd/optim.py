@@ -7,6 +7,7 @@ parameter's dtype.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from ckptd.errors import UnstorableState
 
 #: Key of the parameters' shapes in the stored form; torch's own state_dict() has none.
 SHAPES = "param_shapes"
+
+_POSITION = re.compile(r"#[0-9]+\.[0-9]+", re.ASCII)
 
 
 def name_parameters(state: Mapping[Any, Any]) -> dict[int, str]:
@@ -132,3 +135,8 @@ def moment_bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
             if parameter.requires_grad and not optimizer.state.get(parameter):
                 total += count * parameter.numel() * max(4, parameter.itemsize) + 64
     return total
+
+
+def is_position(name: Any) -> bool:
+    """Whether a stored name only says where the parameter was: "#0.3"."""
+    return isinstance(name, str) and _POSITION.fullmatch(name) is not None
