@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from ckptd import keypath
 from ckptd.errors import CorruptCheckpoint, UnknownSchema
 from ckptd.fields import Fields
 from ckptd.limits import MAX_TABLE_BYTES, MAX_TENSOR_DIMS, MAX_TENSORS
-from ckptd.strict_json import canonical, compact, parse
-
-TABLE_SCHEMA: Final = "ckpt.v2-tensors"
+from ckptd.strict_json import compact, parse
+from ckptd.tensor_table import TABLE_SCHEMA, canonical_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def table_from_bytes(data: bytes, where: str) -> tuple[TensorRow, ...]:
     fields.take("schema")
     rows = tuple(_row(item) for item in fields.objects("tensors", MAX_TENSORS))
     fields.end()
-    if data != compact(obj) and data != canonical(obj):
+    if data != canonical_table(obj):
         raise CorruptCheckpoint("the table was changed: it is not in its canonical form", where=where)
     _check_keys(obj["tensors"], where)
     return rows
