@@ -1,11 +1,11 @@
 """The zip container of torch.save, planned before its first byte is written. Pure: no I/O, no torch.
 
-Records lie uncompressed one after the other, as torch.save puts them; the padding that aligns their data hides in
-the extra field of their local headers, as there. What differs from torch.save, on purpose:
+Records lie uncompressed one after the other, as torch.save puts them; the padding that aligns their data
+hides in the extra field of their local headers, as there. What differs from torch.save, on purpose:
 
 * Tensors of 64 KiB and more begin at a multiple of 4096, smaller ones at a multiple of 64.
-* Sizes are in the local headers, so that no data descriptors follow the data, and the CRC of tensor records is 0:
-  their check is the SHA-256 of the file. torch doesn't read it; other zip tools report it.
+* Sizes are in the local headers, so that no data descriptors follow the data, and the CRC of tensor records
+  is 0: their check is the SHA-256 of the file. torch doesn't read it; other zip tools report it.
 * There is no `.format_version` record: with one, torch may compute offsets that hold only in its own layout.
 """
 
@@ -178,7 +178,7 @@ class _Archive:
 
 
 def _padding(at: int, nbytes: int) -> bytes:
-    """The extra field after which data that would begin at `at` begin aligned (torch.save's "FB" and filler)."""
+    """The extra field ("FB" and filler, as torch.save's) that aligns data which would else begin at `at`."""
     alignment = PAGE_ALIGNMENT if nbytes >= PAGE_ALIGNED_FROM_BYTES else SMALL_ALIGNMENT
     filler = -(at + 4) % alignment
     return b"FB" + struct.pack("<H", filler) + b"Z" * filler

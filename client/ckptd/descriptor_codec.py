@@ -1,12 +1,13 @@
 """A descriptor as bytes and back: what lies in a slot beside the tensors' data.
 
-A msgpack envelope holds the plain fields and the columns of one tree (`ckptd.tree_codec`): state, paths, metrics
-and versions. Decoding is safe on hostile bytes: memory stays in proportion to their length, which is bounded,
-and whatever is wrong with them is a ProtocolError.
+A msgpack envelope holds the plain fields, and as columns (`ckptd.tree_columns`) state, metrics, versions and
+paths. Decoding is safe on hostile bytes: memory stays in proportion to their length, which is bounded, and
+whatever is wrong with them is a ProtocolError.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from typing import Annotated, Any, Final, Literal
 
@@ -19,7 +20,9 @@ from ckptd.descriptor_rules import check_descriptor
 from ckptd.errors import CkptdError, ProtocolError, UnstorableState
 from ckptd.limits import MAX_DESCRIPTOR_BYTES, MAX_TENSOR_DIMS, MAX_TENSORS
 from ckptd.storage_types import STORAGE_TYPES
-from ckptd.tree_codec import Columns, TreeReader, TreeWriter, little_endian, numbers
+from ckptd.tree_columns import Columns, little_endian
+from ckptd.tree_reader import TreeReader, numbers
+from ckptd.tree_writer import TreeWriter
 
 FORMAT: Final = "ckptd.descriptor-1"
 
@@ -59,8 +62,9 @@ def encode(descriptor: Descriptor) -> bytes:
     """The bytes of descriptor; `decode` gives back an equal one, in value and in type.
 
     Raises:
-        UnstorableState: A leaf has no exact form (a type that isn't one of ckptd.values, text that isn't valid
-            Unicode, an integer over 255 bytes, a dtype no archive can hold, over 100 levels); `where` is its key path.
+        UnstorableState: A leaf has no exact form: a type that isn't one of ckptd.values, text that isn't
+            valid Unicode, an integer over 255 bytes, a dtype no archive can hold, over 100 levels. `where` is
+            its key path.
     """
     d = descriptor
     tree = TreeWriter()
@@ -75,9 +79,9 @@ def encode(descriptor: Descriptor) -> bytes:
     columns = tree.columns()
     data = _encode(
         _Envelope(
-            format=FORMAT, run=d.run, client_id=d.client_id, snapshot=d.snapshot, step=d.step, saved_at=d.saved_at,
-            run_seconds=d.run_seconds, base_sequence=d.base_sequence, data_bytes=d.data_bytes,
-            sharding_by=d.sharding.by, shards=d.sharding.shards, tensors=len(d.tensors), rows=rows,
+            format=FORMAT, run=d.run, client_id=d.client_id, snapshot=d.snapshot, step=d.step,
+            saved_at=d.saved_at, run_seconds=d.run_seconds, base_sequence=d.base_sequence,
+            data_bytes=d.data_bytes, sharding_by=d.sharding.by, shards=d.sharding.shards, tensors=len(d.tensors), rows=rows,
             ops=columns.ops, ints=columns.ints, floats=columns.floats, string_lengths=columns.string_lengths,
             text=columns.text, blob_lengths=columns.blob_lengths, blobs=columns.blobs,
         )
@@ -91,7 +95,7 @@ def encode(descriptor: Descriptor) -> bytes:
 
 
 def _rows_to_column(rows: tuple[TensorSpec, ...], dtype_number: dict[str, int]) -> bytes:
-    # Per row: dtype number, flags, offset, alias_of + 1, dimensions, shape, and the stride where there is one.
+    # Per row: dtype number, flags, offset, alias_of + 1, dimensions, shape, and the stride if there is one.
     column: list[int] = []
     extend = column.extend
     for row in rows:
@@ -120,7 +124,7 @@ def _rows_to_column(rows: tuple[TensorSpec, ...], dtype_number: dict[str, int]) 
 
 
 def decode(data: bytes | memoryview) -> Descriptor:
-    """The descriptor in data, checked throughout: types, limits, rows against each other and against data_bytes.
+    """The descriptor in data, checked throughout: types, limits, rows against each other and data_bytes.
 
     Raises:
         ProtocolError: data is anything else than what `encode` makes.
@@ -159,8 +163,8 @@ def _open(e: _Envelope) -> Descriptor:
     tree.finish()
     return Descriptor(
         run=e.run, client_id=e.client_id, snapshot=e.snapshot, step=e.step, saved_at=e.saved_at,
-        run_seconds=e.run_seconds, base_sequence=e.base_sequence, metrics=metrics, versions=versions, state=state,
-        tensors=_column_to_rows(numbers(e.rows, "q"), paths, dtypes), data_bytes=e.data_bytes,
+        run_seconds=e.run_seconds, base_sequence=e.base_sequence, metrics=metrics, versions=versions,
+        state=state, tensors=_column_to_rows(numbers(e.rows, "q"), paths, dtypes), data_bytes=e.data_bytes,
         sharding=Sharding(by=_by(e.sharding_by), shards=e.shards),
     )  # fmt: skip
 
@@ -182,13 +186,10 @@ def _column_to_rows(column: array[Any], paths: list[Any], dtypes: list[str]) -> 
         shape = tuple(column[start : start + dims])
         stride = tuple(column[start + dims : at]) if flags & _STRIDE else None
         dtype, itemsize = kinds[dtype_number]
-        numel = 1
-        for dim in shape:
-            numel *= dim
         rows.append(
             TensorSpec(
                 path=path, dtype=dtype, itemsize=itemsize, shape=shape, stride=stride, offset=offset,
-                nbytes=numel * itemsize, alias_of=alias - 1 if alias else None,
+                nbytes=math.prod(shape) * itemsize, alias_of=alias - 1 if alias else None,
                 requires_grad=bool(flags & _REQUIRES_GRAD), parameter=bool(flags & _PARAMETER),
             )
         )  # fmt: skip

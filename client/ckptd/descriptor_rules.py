@@ -1,4 +1,4 @@
-"""What must hold for a descriptor's numbers: each tensor row for itself, the rows together, the refs into them.
+"""What must hold for a descriptor: each tensor row for itself, the rows together, the refs into them.
 
 Pure checks; they raise ProtocolError, because a descriptor that breaks one wasn't made by `ckptd.capture`.
 """
@@ -6,6 +6,7 @@ Pure checks; they raise ProtocolError, because a descriptor that breaks one wasn
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from ckptd.values import TensorRef
 RESERVED_NAMES = frozenset({"schema", "wall_saved_at", "step"})
 
 _MAX_BYTES = 2**60
+_DIFFERENTIABLE = ("float", "bfloat", "complex")
 _HEX = frozenset("0123456789abcdef")
 
 
@@ -45,7 +47,8 @@ def check_descriptor(descriptor: Descriptor) -> None:
         raise _bad("data_bytes", d.data_bytes, f"0 to {_MAX_BYTES}")
     _check_mappings(d)
     check_rows(d.tensors, d.data_bytes)
-    _check_refs(d.state, len(d.tensors))
+    if _refs(d.state) != set(range(len(d.tensors))):
+        raise _bad("state", "refs to other rows", f"each of the {len(d.tensors)} tensors")
 
 
 def _check_mappings(d: Descriptor) -> None:
@@ -94,7 +97,9 @@ def _check_row(row: TensorSpec, data_bytes: int) -> None:
     kind = STORAGE_TYPES.get(row.dtype)
     if kind is None or kind.itemsize != row.itemsize:
         raise _bad_row(row, f"dtype {row.dtype[:64]} of {row.itemsize} bytes", "a dtype an archive can hold")
-    if len(row.shape) > MAX_TENSOR_DIMS or any(dim < 0 for dim in row.shape):
+    if row.requires_grad and not row.dtype.startswith(_DIFFERENTIABLE):
+        raise _bad_row(row, f"requires_grad for {row.dtype}", "a floating or complex dtype")
+    if len(row.shape) > MAX_TENSOR_DIMS or min(row.shape, default=0) < 0:
         raise _bad_row(row, f"shape {row.shape}", f"at most {MAX_TENSOR_DIMS} dimensions of 0 or more")
     if row.nbytes != math.prod(row.shape) * row.itemsize:
         raise _bad_row(row, f"{row.nbytes} bytes for shape {row.shape}", "numel * itemsize")
@@ -110,7 +115,7 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     Strides are counted in elements. The stride of a dimension of size 1, and every stride of a tensor without
     elements, says nothing and may be any number from 0 on.
     """
-    if len(shape) != len(stride) or any(step < 0 for step in stride):
+    if len(shape) != len(stride) or min(stride, default=0) < 0:
         return False
     if 0 in shape:
         return True
@@ -132,21 +137,22 @@ def _check_alias(row: TensorSpec, rows: Sequence[TensorSpec]) -> None:
         raise _bad_row(row, "an alias unlike its owner", "the same dtype, shape, stride and bytes")
 
 
-def _check_refs(value: Any, rows: int) -> None:
-    pending = [value]
+def _refs(tree: Any) -> set[int]:
+    """The tensor rows that a tree refers to."""
+    found: set[int] = set()
+    pending = [tree]
     while pending:
         value = pending.pop()
         kind = type(value)
         if kind is TensorRef:
-            if not 0 <= value.index < rows:
-                raise _bad("state", f"tensor row {value.index}", f"one of {rows}")
-        elif kind in (list, tuple, set):
+            found.add(value.index)
+        elif kind is list or kind is tuple or kind is set:
             pending.extend(value)
-        elif isinstance(value, dict):
+        elif kind is dict or kind is OrderedDict:
             pending.extend(value.values())
-            metadata = getattr(value, "_metadata", None)
-            if metadata is not None:
-                pending.append(metadata)
+            if kind is OrderedDict and value.__dict__:
+                pending.append(value._metadata)
+    return found
 
 
 def _bad(where: str, seen: object, wanted: str) -> ProtocolError:

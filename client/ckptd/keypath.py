@@ -17,9 +17,9 @@ _SCALARS = frozenset({str, int, bool, float, type(None), bytes})
 
 
 def is_key(value: object) -> bool:
-    """Whether value may be a key of a dict in a state: str, int, bool, float, None, bytes, or a tuple of those."""
+    """Whether value may be a key in a state: str, int, bool, float, None, bytes, or a tuple of those."""
     if type(value) is tuple:
-        return all(map(is_key, value))
+        return _SCALARS.issuperset(map(type, value)) or all(map(is_key, value))
     return type(value) in _SCALARS
 
 
@@ -33,7 +33,7 @@ def _cut(text: str, at: int = 400) -> str:
 
 
 def to_json(path: Iterable[Any]) -> list[Any]:
-    """The JSON form of a path: str and int as themselves, every other key as a dict with one entry that names its type."""
+    """The JSON form of a path: str and int as themselves, any other key as a dict of one entry: its type."""
     return [_key_to_json(key) for key in path]
 
 

@@ -1,16 +1,15 @@
 """A plain tree (ckptd.values) as a protocol-2 pickle that torch's weights_only loader accepts.
 
-This only writes; nothing in ckptd ever reads a pickle. The opcodes and globals are those of torch.save, with two
-exceptions that the weights_only loader asks for: empty bytes are spelled like any other bytes, and containers
-aren't memoised (a captured state has no shared ones). A tensor row that is met twice is one tensor, and rows that
-are aliases share a storage.
+This only writes; nothing in ckptd ever reads one. Opcodes and globals are those of torch.save, except that
+empty bytes are spelled like all others (the loader refuses torch.save's form) and that containers aren't
+memoised (a captured state shares none). A tensor row that is met twice is one tensor; rows that are aliases
+share a storage.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from array import array
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,9 @@ from typing import Any, Final
 
 from ckptd.descriptor import TensorSpec
 from ckptd.errors import UnstorableState
+from ckptd.pickled_numbers import packed_items
 from ckptd.storage_types import DTYPE_NAMES, STORAGE_TYPES
-from ckptd.tree_codec import MAX_INT_BYTES, little_endian
+from ckptd.tree_columns import MAX_INT_BYTES
 from ckptd.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue, TensorRef
 
 _DEVICE: Final = re.compile(r"([a-z_]{1,32})(?::([0-9]{1,4}))?", re.ASCII)
@@ -36,7 +36,7 @@ class Emitted:
     Attributes:
         data: The pickle.
         storages: Rows whose bytes are the storages "0", "1", … in that order; never an alias.
-        tensors: Every row that the pickle holds → the row whose bytes it shows (itself, or the one it is tied to).
+        tensors: Every row that the pickle holds → the row whose bytes it shows (itself, or its owner).
     """
 
     data: bytes
@@ -53,7 +53,7 @@ def emit(value: Any, rows: Sequence[TensorSpec], substitutes: Mapping[int, Any] 
         substitutes: Tensor row → the plain tree to put in its place.
 
     Raises:
-        UnstorableState: value holds something else than plain values. `ckptd.descriptor_codec` refuses those first.
+        UnstorableState: value holds something else than plain values; `descriptor_codec` refuses those first.
     """
     emitter = _Emitter(rows, substitutes)
     emitter.value(value)
@@ -77,9 +77,10 @@ class _Emitter:
         self.tensors: dict[int, int] = {}
         self._rows = rows
         self._substitutes = substitutes
-        self._memo: dict[
-            Any, bytes
-        ] = {}  # string, ("global", name) or TensorRef → the opcode that fetches it
+        # String, ("global", name) or TensorRef → the opcode that fetches it.
+        self._memo: dict[Any, bytes] = {}
+        # What a tensor looks like → the bytes before and after its storage key.
+        self._pieces: dict[Any, tuple[bytes, bytes]] = {}
         self._kinds = {
             str: self._str, TensorRef: self._ref, int: self._int, float: self._float, bool: self._bool,
             type(None): self._none, dict: self._dict, OrderedDict: self._ordered_dict, list: self._list,
@@ -231,7 +232,7 @@ class _Emitter:
         self.out += b"]"
         if value.data:
             self.out += b"("
-            self.out += _packed_floats(value.data) if value.typecode == "d" else _packed_ints(value.data)
+            self.out += packed_items(value)
             self.out += b"e"
 
     # --- tensors ---
@@ -254,51 +255,41 @@ class _Emitter:
         self._keep(ref)
 
     def _tensor(self, index: int, row: TensorSpec, *, requires_grad: bool) -> None:
+        owner = self.tensors[index] = index if row.alias_of is None else row.alias_of
+        key = self.storages.setdefault(owner, str(len(self.storages))).encode()
+        look = (row.dtype, row.shape, row.stride, requires_grad)
+        pieces = self._pieces.get(look)
+        if pieces is not None:
+            self.out += pieces[0] + _uint32(b"X", len(key)) + key + pieces[1]
+            return
+        self._before_key(row)
+        self.out += _uint32(b"X", len(key)) + key
+        self._after_key(row, requires_grad)
+        # The memo has all of it now: the next tensor that looks like this is the same bytes but for the key.
+        written, self.out = self.out, bytearray()
+        self._before_key(row)
+        before, self.out = bytes(self.out), bytearray()
+        self._after_key(row, requires_grad)
+        self._pieces[look] = (before, bytes(self.out))
+        self.out = written
+
+    def _before_key(self, row: TensorSpec) -> None:
         legacy = STORAGE_TYPES[row.dtype].legacy_class
         self._global(f"torch._utils _rebuild_tensor_v{3 if legacy is None else 2}")
-        self.out += b"("
-        owner = self.tensors[index] = index if row.alias_of is None else row.alias_of
-        self._storage(owner, row, legacy)
-        self._int(0)
+        self.out += b"(("
+        self._str("storage")
+        self._global("torch.storage UntypedStorage" if legacy is None else f"torch {legacy}")
+
+    def _after_key(self, row: TensorSpec, requires_grad: bool) -> None:
+        untyped = STORAGE_TYPES[row.dtype].legacy_class is None
+        self._str("cpu")
+        self._int(row.nbytes if untyped else row.nbytes // row.itemsize)
+        self.out += b"tQ"  # BINPERSID
+        self._int(0)  # storage offset
         self._tuple(row.shape)
         self._tuple(contiguous_stride(row.shape) if row.stride is None else row.stride)
         self._bool(requires_grad)
         self._empty_ordered_dict()  # backward hooks
-        if legacy is None:
+        if untyped:
             self._global(f"torch {row.dtype}")
         self.out += b"tR"
-
-    def _storage(self, owner: int, row: TensorSpec, legacy: str | None) -> None:
-        key = self.storages.setdefault(owner, str(len(self.storages)))
-        self.out += b"("
-        self._str("storage")
-        self._global("torch.storage UntypedStorage" if legacy is None else f"torch {legacy}")
-        self._str(key)
-        self._str("cpu")
-        self._int(row.nbytes if legacy is None else row.nbytes // row.itemsize)
-        self.out += b"tQ"  # BINPERSID
-
-
-def _packed_floats(data: bytes) -> bytes:
-    # Each is BINFLOAT: "G" and eight big-endian bytes. Strided copies put them there without a loop per number.
-    count = len(data) // 8
-    out = bytearray(9 * count)
-    out[0::9] = b"G" * count
-    for byte in range(8):
-        out[1 + byte :: 9] = data[7 - byte :: 8]
-    return bytes(out)
-
-
-def _packed_ints(data: bytes) -> bytes:
-    values = little_endian(array("q", data))
-    if min(values) >= -(2**31) and max(values) < 2**31:
-        opcode, kept = b"J", 4  # BININT
-    else:
-        opcode, kept = b"\x8a\x08", 8  # LONG1 of eight bytes
-    width = len(opcode) + kept
-    out = bytearray(width * len(values))
-    for at, byte in enumerate(opcode):
-        out[at::width] = bytes((byte,)) * len(values)
-    for byte in range(kept):
-        out[len(opcode) + byte :: width] = data[byte::8]
-    return bytes(out)

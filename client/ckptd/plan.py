@@ -1,7 +1,7 @@
-"""The files of one checkpoint, planned from its descriptor before the first byte is written. Pure: no I/O, no torch.
+"""The files of one checkpoint, planned from its descriptor before the first byte is written. Pure, no torch.
 
-Every file is a list of segments, each literal bytes or a range of the snapshot's data region; so the writer can
-write and hash files in parallel straight from the slot.
+Every file is a list of segments, each literal bytes or a range of the snapshot's data region; so the writer
+can write and hash files in parallel straight from the slot.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from ckptd import keypath, names
+from ckptd import names
 from ckptd.archive import ArchivePlan, Segment, SlotRange, plan_archive
 from ckptd.descriptor import Descriptor, TensorSpec
 from ckptd.limits import MIB, SINGLE_FILE_BELOW_BYTES
 from ckptd.sharding import assign, shard_key
-from ckptd.tensor_table import TABLE_SCHEMA, canonical_table
+from ckptd.tensor_table import tensor_table
 from ckptd.values import TensorRef
 
 __all__ = ["CheckpointPlan", "FilePlan", "Segment", "SlotRange", "plan_checkpoint"]
@@ -78,8 +78,8 @@ def plan_checkpoint(d: Descriptor, *, cores: int | None = None) -> CheckpointPla
 
     Args:
         d: A descriptor that `descriptor_codec` encodes (or decoded).
-        cores: With Sharding(shards="auto"), the least number of files of a large component; None means the CPUs
-            this process may use.
+        cores: With Sharding(shards="auto"), the least number of files of a large component; None means the
+            CPUs this process may use.
 
     Raises:
         UnstorableState: d holds something else than plain values.
@@ -88,15 +88,15 @@ def plan_checkpoint(d: Descriptor, *, cores: int | None = None) -> CheckpointPla
     if d.sharding.shards == "auto" and total < SINGLE_FILE_BELOW_BYTES:
         payload = {"schema": SINGLE_SCHEMA, **_stamp(d), "step": d.step, **d.state}
         planned = [_plan_file(d, names.SINGLE_FILE, "ckpt", 0, payload, {})]
-        return CheckpointPlan(layout="single", files=(planned[0].file,), table=_table(d.tensors, planned))
+        return CheckpointPlan(layout="single", files=(planned[0].file,), table=_table(d, planned))
     shards = _shards(d, cores or len(os.sched_getaffinity(0)))
     payload = {"schema": SHARDED_SCHEMA, **_stamp(d), "step": d.step, **d.state}
     planned = [
-        _plan_file(d, names.META_FILE, "meta", 0, payload, _tags(d.tensors, shards)),
+        _plan_file(d, names.META_FILE, "meta", 0, payload, _tags(shards)),
         *(_plan_shard(d, shard) for shard in shards),
     ]
     files = tuple(each.file for each in planned)
-    return CheckpointPlan(layout="sharded", files=files, table=_table(d.tensors, planned))
+    return CheckpointPlan(layout="sharded", files=files, table=_table(d, planned))
 
 
 def _stamp(d: Descriptor) -> dict[str, float]:
@@ -107,7 +107,7 @@ def _stamp(d: Descriptor) -> dict[str, float]:
 class _Shard:
     component: str
     number: int
-    rows: list[int]
+    keys: dict[int, str]  #: tensor row → its key in this shard
 
     @property
     def path(self) -> str:
@@ -121,9 +121,9 @@ def _shards(d: Descriptor, cores: int) -> list[_Shard]:
         if not nbytes or (d.sharding.shards == "auto" and nbytes < _AUTO_COMPONENT_FROM_BYTES):
             continue
         table = [(i, d.tensors[i].path[1:], d.tensors[i].nbytes, _owner(d.tensors, i)) for i in rows]
-        shards += (
-            _Shard(component, n, file) for n, file in enumerate(assign(table, d.sharding, cores=cores))
-        )
+        for number, file in enumerate(assign(table, d.sharding, cores=cores)):
+            keys = {index: shard_key(d.tensors[index].path[1:]) for index in file}
+            shards.append(_Shard(component, number, keys))
     return shards
 
 
@@ -142,17 +142,17 @@ def _owner(rows: Sequence[TensorSpec], index: int) -> int:
     return index if alias_of is None else alias_of
 
 
-def _tags(rows: Sequence[TensorSpec], shards: Iterable[_Shard]) -> dict[int, Any]:
+def _tags(shards: Iterable[_Shard]) -> dict[int, Any]:
     """What stands in meta.pt for each tensor that lies in a shard."""
     return {
-        index: {TAG_KEY: "tensor", "file": shard.path, "key": shard_key(rows[index].path[1:])}
+        index: {TAG_KEY: "tensor", "file": shard.path, "key": key}
         for shard in shards
-        for index in shard.rows
+        for index, key in shard.keys.items()
     }
 
 
 def _plan_shard(d: Descriptor, shard: _Shard) -> _Planned:
-    tensors = {shard_key(d.tensors[index].path[1:]): TensorRef(index) for index in shard.rows}
+    tensors = {key: TensorRef(index) for index, key in shard.keys.items()}
     payload = {
         "schema": SHARD_SCHEMA, **_stamp(d), "component": shard.component, "shard": shard.number,
         "tensors": tensors, "keys": list(tensors),
@@ -180,21 +180,6 @@ def _plan_file(
     return _Planned(file, archive.offsets)
 
 
-def _table(rows: Sequence[TensorSpec], planned: Sequence[_Planned]) -> bytes:
+def _table(d: Descriptor, planned: Sequence[_Planned]) -> bytes:
     places = {index: (each.file.path, offset) for each in planned for index, offset in each.offsets.items()}
-    entries = [_entry(rows, index, *places[index]) for index in range(len(rows)) if index in places]
-    return canonical_table({"schema": TABLE_SCHEMA, "tensors": entries})
-
-
-def _entry(rows: Sequence[TensorSpec], index: int, file: str, offset: int) -> dict[str, Any]:
-    row = rows[index]
-    return {
-        "key": keypath.to_json(row.path),
-        "file": file,
-        "dtype": row.dtype,
-        "shape": row.shape,
-        "stride": row.stride,
-        "offset": offset,
-        "bytes": row.nbytes,
-        "alias_of": None if row.alias_of is None else keypath.to_json(rows[row.alias_of].path),
-    }
+    return tensor_table(d.tensors, places)

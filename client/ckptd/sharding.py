@@ -12,7 +12,7 @@ from ckptd import keypath
 from ckptd.descriptor import Sharding
 from ckptd.limits import MIB
 
-#: One tensor: its number, its path below the component, its bytes, and the number all tensors tied to it share.
+#: One tensor: its number, its path below the component, its bytes, and a number that all tied to it share.
 Row: TypeAlias = tuple[int, keypath.Path, int, int]
 
 _AUTO_SHARD_BYTES: Final = 256 * MIB
@@ -20,11 +20,13 @@ _AUTO_SMALLEST_BYTES: Final = 4 * MIB
 _AUTO_MOST_SHARDS: Final = 64
 
 
+_to_text = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
 @dataclass(slots=True)
 class _Group:
     """Tensors tied to each other: one copy of the bytes, never in two files."""
 
-    key: str
     path: keypath.Path
     nbytes: int
     members: list[int] = field(default_factory=list)
@@ -33,25 +35,25 @@ class _Group:
 def shard_key(path: keypath.Path) -> str:
     """The key of a tensor in its shard's dict, from its path below the component.
 
-    A single string is itself, so that merged shards are a state_dict; every other path (and a string that looks
-    like one) is its JSON text, which begins with "[". So keys never collide.
+    A single string is itself, so that merged shards are a state_dict; every other path (and a string that
+    looks like one) is its JSON text, which begins with "[". So keys never collide.
     """
     if len(path) == 1 and type(path[0]) is str and not path[0].startswith("["):
         return path[0]
-    return json.dumps(keypath.to_json(path), separators=(",", ":"), ensure_ascii=False)
+    return _to_text(keypath.to_json(path))
 
 
 def assign(rows: Sequence[Row], sharding: Sharding, *, cores: int) -> list[list[int]]:
     """The tensors of each file, as their numbers in the order of `rows`; no file is empty.
 
     Tensors that are tied go into one file together. "size" gives each group, largest first, to the file that
-    has the fewest bytes; "round-robin" deals the groups in the order of their keys; "param-group" makes up to three files:
-    names ending in .weight, in .bias, and the rest.
+    has the fewest bytes; "round-robin" deals the groups in the order of their keys; "param-group" makes up to
+    three files: names ending in .weight, in .bias, and the rest.
 
     Args:
         rows: The component's tensors.
         sharding: As the caller asked.
-        cores: With shards="auto", the least number of files of a component that is large enough (4 MiB a file).
+        cores: With shards="auto", the least number of files, unless they would be smaller than 4 MiB.
     """
     groups = _group(rows)
     if sharding.by == "param-group":
@@ -70,7 +72,7 @@ def _group(rows: Sequence[Row]) -> list[_Group]:
     for index, path, nbytes, tie_group in rows:
         group = groups.get(tie_group)
         if group is None:
-            group = groups[tie_group] = _Group(shard_key(path), path, nbytes)
+            group = groups[tie_group] = _Group(path, nbytes)
         group.members.append(index)
     return list(groups.values())
 
@@ -95,7 +97,7 @@ def _by_size(groups: Sequence[_Group], count: int) -> list[list[_Group]]:
 
 def _by_turns(groups: Sequence[_Group], count: int) -> list[list[_Group]]:
     files: list[list[_Group]] = [[] for _ in range(count)]
-    for turn, group in enumerate(sorted(groups, key=lambda group: group.key)):
+    for turn, group in enumerate(sorted(groups, key=lambda group: shard_key(group.path))):
         files[turn % count].append(group)
     return files
 
@@ -108,7 +110,7 @@ def _by_param_group(groups: Sequence[_Group]) -> list[list[_Group]]:
 
 
 def _param_group(path: keypath.Path) -> int:
-    # An optimizer's tensors are named by their parameter somewhere in the path: state['h.0.weight']['exp_avg'].
+    # An optimizer's tensors have their parameter's name inside the path: state['h.0.weight']['exp_avg'].
     for key in reversed(path):
         last: Any = key.rpartition(".")[2] if type(key) is str else None
         if last in ("weight", "bias"):

@@ -54,8 +54,5 @@ STORAGE_TYPES: Final[dict[str, StorageType]] = {
     "bits4x2": StorageType(1, None),
 }
 
-#: Every dtype that may be a value in a state (not of a tensor): those above, the quantised and the sub-byte ones.
-DTYPE_NAMES: Final = frozenset(STORAGE_TYPES) | {
-    "qint8", "qint32", "quint8", "quint4x2", "quint2x4",
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
-}  # fmt: skip
+#: Every dtype that may itself be a value in a state. torch 2.6 doesn't load the sub-byte ints (torch.int4).
+DTYPE_NAMES: Final = frozenset(STORAGE_TYPES) | {"qint8", "qint32", "quint8", "quint4x2", "quint2x4"}
