@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from itertools import chain
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -73,15 +74,15 @@ def encode(descriptor: Descriptor) -> bytes:
     tree.write(d.versions, where=("versions",))
     dtypes = list(dict.fromkeys(row.dtype for row in d.tensors))
     tree.write(dtypes, where=("dtypes",))
-    for row in d.tensors:
-        tree.write(row.path, where=row.path)
+    tree.write(tuple(chain.from_iterable(row.path for row in d.tensors)), where=("paths",))
     rows = _rows_to_column(d.tensors, {name: number for number, name in enumerate(dtypes)})
     columns = tree.columns()
     data = _encode(
         _Envelope(
             format=FORMAT, run=d.run, client_id=d.client_id, snapshot=d.snapshot, step=d.step,
             saved_at=d.saved_at, run_seconds=d.run_seconds, base_sequence=d.base_sequence,
-            data_bytes=d.data_bytes, sharding_by=d.sharding.by, shards=d.sharding.shards, tensors=len(d.tensors), rows=rows,
+            data_bytes=d.data_bytes, sharding_by=d.sharding.by, shards=d.sharding.shards,
+            tensors=len(d.tensors), rows=rows,
             ops=columns.ops, ints=columns.ints, floats=columns.floats, string_lengths=columns.string_lengths,
             text=columns.text, blob_lengths=columns.blob_lengths, blobs=columns.blobs,
         )
@@ -95,7 +96,8 @@ def encode(descriptor: Descriptor) -> bytes:
 
 
 def _rows_to_column(rows: tuple[TensorSpec, ...], dtype_number: dict[str, int]) -> bytes:
-    # Per row: dtype number, flags, offset, alias_of + 1, dimensions, shape, and the stride if there is one.
+    # Per row: keys in its path (all paths lie in one tuple), dtype number, flags, offset, alias_of + 1,
+    # dimensions, shape, and the stride if there is one.
     column: list[int] = []
     extend = column.extend
     for row in rows:
@@ -105,21 +107,10 @@ def _rows_to_column(rows: tuple[TensorSpec, ...], dtype_number: dict[str, int]) 
                 "a dtype no archive can hold", where=keypath.show(row.path), seen=str(row.dtype)
             )
         flags = (row.requires_grad and _REQUIRES_GRAD) | (row.parameter and _PARAMETER)
+        flags |= 0 if row.stride is None else _STRIDE
         alias = 0 if row.alias_of is None else row.alias_of + 1
-        if row.stride is None:
-            extend((dtype_number[row.dtype], flags, row.offset, alias, len(row.shape), *row.shape))
-        else:
-            extend(
-                (
-                    dtype_number[row.dtype],
-                    flags | _STRIDE,
-                    row.offset,
-                    alias,
-                    len(row.shape),
-                    *row.shape,
-                    *row.stride,
-                )
-            )
+        extend((len(row.path), dtype_number[row.dtype], flags, row.offset, alias, len(row.shape), *row.shape))
+        extend(row.stride or ())
     return little_endian(array("q", column)).tobytes()
 
 
@@ -159,12 +150,15 @@ def _open(e: _Envelope) -> Descriptor:
     state, metrics, versions, dtypes = tree.read(), tree.read(), tree.read(), tree.read()
     if not 0 <= e.tensors <= MAX_TENSORS or type(dtypes) is not list or len(dtypes) > len(STORAGE_TYPES):
         raise ProtocolError("not a descriptor", where="tensors", seen=f"{e.tensors} tensors")
-    paths = [tree.read() for _ in range(e.tensors)]
+    paths = tree.read()
     tree.finish()
+    if type(paths) is not tuple:
+        raise ProtocolError("not a descriptor", where="tensors", seen="no paths")
     return Descriptor(
         run=e.run, client_id=e.client_id, snapshot=e.snapshot, step=e.step, saved_at=e.saved_at,
         run_seconds=e.run_seconds, base_sequence=e.base_sequence, metrics=metrics, versions=versions,
-        state=state, tensors=_column_to_rows(numbers(e.rows, "q"), paths, dtypes), data_bytes=e.data_bytes,
+        state=state, data_bytes=e.data_bytes,
+        tensors=_rows(numbers(e.rows, "q").tolist(), e.tensors, paths, dtypes),
         sharding=Sharding(by=_by(e.sharding_by), shards=e.shards),
     )  # fmt: skip
 
@@ -173,28 +167,33 @@ def _by(name: str) -> ShardingBy:
     return name  # type: ignore[return-value]  # Sharding refuses every other name
 
 
-def _column_to_rows(column: array[Any], paths: list[Any], dtypes: list[str]) -> tuple[TensorSpec, ...]:
+def _rows(column: list[int], count: int, paths: tuple[Any, ...], dtypes: list[str]) -> tuple[TensorSpec, ...]:
     kinds = [(name, STORAGE_TYPES[name].itemsize) for name in dtypes]
     rows: list[TensorSpec] = []
-    at = 0
-    for path in paths:
-        dtype_number, flags, offset, alias, dims = column[at : at + 5]
-        if dtype_number < 0 or not 0 <= flags < 8 or alias < 0 or not 0 <= dims <= MAX_TENSOR_DIMS:
-            raise ProtocolError("not a descriptor", where="tensors", seen=str(column[at : at + 5].tolist()))
-        start = at + 5
-        at = start + dims * (2 if flags & _STRIDE else 1)
-        shape = tuple(column[start : start + dims])
-        stride = tuple(column[start + dims : at]) if flags & _STRIDE else None
+    at = path_at = 0
+    for _ in range(count):
+        keys, dtype_number, flags, offset, alias, dims = column[at : at + 6]
+        if (
+            keys < 1
+            or dtype_number < 0
+            or not 0 <= flags < 8
+            or alias < 0
+            or not 0 <= dims <= MAX_TENSOR_DIMS
+        ):
+            raise ProtocolError("not a descriptor", where="tensors", seen=str(column[at : at + 6]))
+        start, stop = at + 6, at + 6 + dims
+        at = stop + dims if flags & _STRIDE else stop
+        shape = tuple(column[start:stop])
         dtype, itemsize = kinds[dtype_number]
         rows.append(
             TensorSpec(
-                path=path, dtype=dtype, itemsize=itemsize, shape=shape, stride=stride, offset=offset,
+                path=paths[path_at : path_at + keys], dtype=dtype, itemsize=itemsize, shape=shape,
+                stride=tuple(column[stop:at]) if flags & _STRIDE else None, offset=offset,
                 nbytes=math.prod(shape) * itemsize, alias_of=alias - 1 if alias else None,
-                requires_grad=bool(flags & _REQUIRES_GRAD), parameter=bool(flags & _PARAMETER),
+                requires_grad=flags & _REQUIRES_GRAD != 0, parameter=flags & _PARAMETER != 0,
             )
         )  # fmt: skip
-    if at != len(column):
-        raise ProtocolError(
-            "not a descriptor", where="tensors", seen=f"{len(column)} numbers", wanted=str(at)
-        )
+        path_at += keys
+    if at != len(column) or path_at != len(paths):
+        raise ProtocolError("not a descriptor", where="tensors", seen="more or fewer numbers than rows")
     return tuple(rows)

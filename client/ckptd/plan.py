@@ -92,7 +92,7 @@ def plan_checkpoint(d: Descriptor, *, cores: int | None = None) -> CheckpointPla
     shards = _shards(d, cores or len(os.sched_getaffinity(0)))
     payload = {"schema": SHARDED_SCHEMA, **_stamp(d), "step": d.step, **d.state}
     planned = [
-        _plan_file(d, names.META_FILE, "meta", 0, payload, _tags(shards)),
+        _plan_file(d, names.META_FILE, "meta", 0, payload, _tags(d.tensors, shards)),
         *(_plan_shard(d, shard) for shard in shards),
     ]
     files = tuple(each.file for each in planned)
@@ -142,13 +142,19 @@ def _owner(rows: Sequence[TensorSpec], index: int) -> int:
     return index if alias_of is None else alias_of
 
 
-def _tags(shards: Iterable[_Shard]) -> dict[int, Any]:
+def _tags(rows: Sequence[TensorSpec], shards: Iterable[_Shard]) -> dict[int, Any]:
     """What stands in meta.pt for each tensor that lies in a shard."""
     return {
-        index: {TAG_KEY: "tensor", "file": shard.path, "key": key}
+        index: {TAG_KEY: "tensor", "file": shard.path, "key": key, **_kind(rows[index])}
         for shard in shards
         for index, key in shard.keys.items()
     }
+
+
+def _kind(row: TensorSpec) -> dict[str, bool]:
+    """What the table doesn't say of a tensor: nothing, for the values of a state_dict()."""
+    kind = {"parameter": True} if row.parameter else {}
+    return kind | {"requires_grad": True} if row.requires_grad else kind
 
 
 def _plan_shard(d: Descriptor, shard: _Shard) -> _Planned:

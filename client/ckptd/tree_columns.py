@@ -36,13 +36,15 @@ class Op(IntEnum):
     DEVICE = 12  #: a string
     DOUBLES = 13  #: a blob: PackedNumbers "d"
     INTS = 14  #: a blob: PackedNumbers "q"
-    # Containers take one of ints, their length, and that many nodes; dicts twice as many: key, value, key, …
+    # These take one of ints, their length, and that many nodes (NAMES: strings).
     LIST = 32
     TUPLE = 33
-    SET = 34
-    DICT = 35
-    ODICT = 36
-    ODICT_META = 37  #: with the node of its _metadata first
+    NAMES = 34  #: a tuple of strings only
+    SET = 35
+    # These take a node with their keys, a tuple, and one node per value.
+    DICT = 36
+    ODICT = 37
+    ODICT_META = 38  #: with the node of its _metadata first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Any
 
 from ckptd import keypath
@@ -32,6 +32,7 @@ _DOUBLES = int(Op.DOUBLES)
 _INTS = int(Op.INTS)
 _LIST = int(Op.LIST)
 _TUPLE = int(Op.TUPLE)
+_NAMES = int(Op.NAMES)
 _SET = int(Op.SET)
 _DICT = int(Op.DICT)
 _ODICT = int(Op.ODICT)
@@ -52,9 +53,10 @@ class TreeReader:
         text = columns.text.decode()
         self._strings = [text[a:b] for a, b in _spans(columns.string_lengths, len(text))]
         self._blobs = columns.blobs
+        self._ints = iter(numbers(columns.ints, "q"))
         self._columns: tuple[Iterator[Any], ...] = (
             iter(columns.ops),
-            iter(numbers(columns.ints, "q")),
+            self._ints,
             iter(numbers(columns.floats, "d")),
             _spans(columns.blob_lengths, len(columns.blobs)),
         )
@@ -121,9 +123,11 @@ class TreeReader:
     def _container(self, op: int, depth: int) -> Any:
         if depth > MAX_TREE_DEPTH:
             raise _bad("deeper nesting", f"at most {MAX_TREE_DEPTH} levels")
+        if op >= _DICT:
+            return self._dict(op, depth)
         length = self._number()
-        if op in (_DICT, _ODICT, _ODICT_META):
-            return self._dict(op, length, depth)
+        if op == _NAMES:
+            return self._names(length)
         value = self._value
         items = [value(depth) for _ in range(length)]
         if op == _LIST:
@@ -134,17 +138,26 @@ class TreeReader:
             raise _bad(f"opcode {op}", "another")
         return distinct
 
-    def _dict(self, op: int, length: int, depth: int) -> dict[Any, Any]:
+    def _names(self, length: int) -> tuple[str, ...]:
+        chosen = list(islice(self._ints, length))
+        if len(chosen) != length or min(chosen, default=0) < 0:
+            raise _bad("strings that aren't there", "all")
+        strings = self._strings
+        return tuple([strings[number] for number in chosen])
+
+    def _dict(self, op: int, depth: int) -> dict[Any, Any]:
         result: dict[Any, Any] = {} if op == _DICT else OrderedDict()
         if op == _ODICT_META:
             result._metadata = self._value(depth)  # type: ignore[attr-defined]
+        elif op > _ODICT_META:
+            raise _bad(f"opcode {op}", "another")
+        keys = self._value(depth - 1)
+        if type(keys) is not tuple or not keypath.is_key(keys):
+            raise _bad("keys that can't be", "a tuple of plain keys")
         value = self._value
-        for _ in range(length):
-            key = value(depth)
-            if type(key) is not str and not keypath.is_key(key):
-                raise _bad(f"a key of type {type(key).__name__}", "a plain key")
+        for key in keys:
             result[key] = value(depth)
-        if len(result) != length:
+        if len(result) != len(keys):
             raise _bad("a key twice", "each once")
         return result
 

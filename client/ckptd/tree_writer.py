@@ -13,6 +13,8 @@ from ckptd.limits import MAX_TREE_DEPTH, MAX_TREE_NODES
 from ckptd.tree_columns import MAX_INT_BYTES, Columns, Op, is_element, little_endian
 from ckptd.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue, TensorRef
 
+_STRINGS = frozenset({str})
+
 # Plain ints: looking a member up in the enum takes longer than all the rest of a node.
 _NONE = int(Op.NONE)
 _TRUE = int(Op.TRUE)
@@ -31,6 +33,7 @@ _DOUBLES = int(Op.DOUBLES)
 _INTS = int(Op.INTS)
 _LIST = int(Op.LIST)
 _TUPLE = int(Op.TUPLE)
+_NAMES = int(Op.NAMES)
 _SET = int(Op.SET)
 _DICT = int(Op.DICT)
 _ODICT = int(Op.ODICT)
@@ -105,7 +108,7 @@ class TreeWriter:
         elif kind is list:
             self._sequence(_LIST, value, depth + 1)
         elif kind is tuple:
-            self._sequence(_TUPLE, value, depth + 1)
+            self._tuple(value, depth + 1)
         else:
             self._rare(value, kind, depth)
 
@@ -167,7 +170,8 @@ class TreeWriter:
         self._blobs.append(data)
 
     def _sequence(self, op: int, items: Sequence[Any], depth: int) -> None:
-        self._open(op, len(items), depth)
+        self._open(op, depth)
+        self._ints.append(len(items))
         index = 0
         try:
             for item in items:
@@ -185,27 +189,42 @@ class TreeWriter:
                 )
         self._sequence(_SET, sorted(items, key=repr), depth)
 
-    def _open(self, op: int, length: int, depth: int) -> None:
+    def _tuple(self, items: tuple[Any, ...], depth: int) -> None:
+        if items and _STRINGS.issuperset(map(type, items)):
+            self._open(_NAMES, depth)
+            self._ints.append(len(items))
+            self._ints.extend(map(self._string, items))
+        else:
+            self._sequence(_TUPLE, items, depth)
+
+    def _open(self, op: int, depth: int) -> None:
         if depth > MAX_TREE_DEPTH:
             raise _Unstorable("nested too deep", f"more than {MAX_TREE_DEPTH} levels")
         self._ops.append(op)
-        self._ints.append(length)
 
     def _dict(self, items: dict[Any, Any], depth: int) -> None:
         metadata = vars(items).get("_metadata") if type(items) is OrderedDict else None
         op = _DICT if type(items) is dict else _ODICT if metadata is None else _ODICT_META
-        self._open(op, len(items), depth)
+        self._open(op, depth)
         if op == _ODICT_META:
             self._value(metadata, depth)
+        self._keys(tuple(items), depth)
         key: Any = None
         try:
-            for key, value in items.items():
-                if type(key) is not str and not keypath.is_key(key):
-                    raise _Unstorable(
-                        "this type can't be a key", f"{type(key).__module__}.{type(key).__qualname__}"
-                    )
-                self._value(key, depth)
-                self._value(value, depth)
+            for key in items:
+                self._value(items[key], depth)
         except _Unstorable as error:
             error.keys.append(key)
+            raise
+
+    def _keys(self, keys: tuple[Any, ...], depth: int) -> None:
+        for key in keys:
+            if type(key) is not str and not keypath.is_key(key):
+                raise _Unstorable(
+                    "this type can't be a key", f"{type(key).__module__}.{type(key).__qualname__}"
+                )
+        try:
+            self._tuple(keys, depth)
+        except _Unstorable as error:
+            error.keys.clear()  # it is the dict that holds the bad key
             raise
