@@ -34,10 +34,12 @@ class Loaded:
 
     Attributes:
         index: Its index; None for one of format v1.
+        step: Finished optimizer steps.
         components: By name, "rng" among them.
     """
 
     index: CheckpointIndex | None
+    step: int
     components: dict[str, Any]
 
 
@@ -78,11 +80,11 @@ def load_with_index(
     if isinstance(only, str):
         raise InvalidArgument("not a list of components", where="only", seen=repr(only), wanted=f"[{only!r}]")
     if _is_v1(Path(path)):
-        return Loaded(None, _select(_load_v1(path, device), only))
+        return _load_v1(path, device, only)
     with CheckpointReader(os.fspath(path), only=only) as reader:
         components = _read(reader, only)
         index = reader.index
-    return Loaded(index, _moved(components, device))
+    return Loaded(index, index.step, _moved(components, device))
 
 
 def _device(map_location: str | torch.device) -> torch.device:
@@ -114,10 +116,11 @@ def _is_v1(path: Path) -> bool:
         return False
 
 
-def _load_v1(path: str | os.PathLike[str], device: torch.device) -> dict[str, Any]:
-    from ckptd.v1 import load_v1
+def _load_v1(path: str | os.PathLike[str], device: torch.device, only: Collection[str] | None) -> Loaded:
+    from ckptd.v1 import read_v1
 
-    return dict(load_v1(path, device))
+    found = read_v1(path)
+    return Loaded(None, found.step, _moved(_select(found.components, only), device))
 
 
 # --- format v2 ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ckptd.descriptor import Descriptor, Sharding
 from ckptd.descriptor_codec import encode
 from ckptd.metrics import plain_metrics
 from ckptd.names import DEFAULT_RUN, check_step
-from ckptd.torch_support import versions
+from ckptd.versions import versions
 
 
 def save(

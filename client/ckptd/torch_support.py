@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import platform
 from typing import Final
 
-import numpy
 import torch
 
-from ckptd import __version__
 from ckptd.errors import UnsupportedTorch
 
 OLDEST: Final = (2, 6)
@@ -53,13 +50,3 @@ BITS_BY_ITEMSIZE: Final = {
     8: torch.int64,
     16: torch.complex128,
 }
-
-
-def versions() -> dict[str, str]:
-    """What made a checkpoint, for its index. Information only, decides nothing."""
-    return {
-        "ckptd": __version__,
-        "torch": str(torch.__version__),
-        "numpy": str(numpy.__version__),
-        "python": platform.python_version(),
-    }
