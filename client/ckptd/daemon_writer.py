@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ckptd.daemon_link import ANSWER_S, DaemonLink
-from ckptd.errors import CkptdError, RunTaken, TimedOut
+from ckptd.errors import CkptdError, ClientClosed, RunTaken, TimedOut
 from ckptd.failures import Failures
 from ckptd.rootdir import Root
 from ckptd.session import DaemonMode
@@ -50,6 +50,7 @@ class DaemonWriter:
         self._failures, self._start_timeout_s = failures, start_timeout_s
         self._link = DaemonLink(root, run, client_id, mode=mode, slots=slots, failures=failures)
         self._silent_at: float | None = None
+        self._abandoned = False
 
     def open(self) -> None:
         """Attach for the first time; raises what Session.open raises."""
@@ -95,7 +96,8 @@ class DaemonWriter:
     def look(self) -> None:
         """Take in what has arrived, attach again if need be; waits for next to nothing."""
         with self.lock:
-            self._link.look(0.0)
+            if not self._abandoned:
+                self._link.look(0.0)
 
     def _obtain(self, size: int, timeout_s: float) -> Slot:
         """A free slot of at least `size` bytes."""
@@ -184,7 +186,10 @@ class DaemonWriter:
             return self._link.status()
 
     def close(self, timeout_s: float) -> None:
-        """Wait for what is staged, leave, let go of the slots. What isn't done in time is entered as unknown."""
+        """Wait for what is staged, leave, let go of the slots. What isn't done in time is entered as unknown.
+
+        Never raises for a daemon that is gone or silent, and takes little more than `timeout_s`.
+        """
         deadline = time.monotonic() + timeout_s
         with self.lock:
             try:
@@ -196,11 +201,13 @@ class DaemonWriter:
 
     def abandon(self) -> None:
         """In a forked child all of this is the parent's; a lock held at the fork would be held for ever."""
-        self.lock = threading.RLock()
+        self.lock, self._abandoned = threading.RLock(), True
 
     def _wait(
         self, done: Callable[[], bool], timeout_s: float, what: str, no_daemon_s: float | None = None
     ) -> None:
+        if self._abandoned:
+            raise ClientClosed("the client belongs to the parent of this forked process", todo="wait there")
         started = time.monotonic()
         # The lock is free between two looks: another thread's call waits for one slice at most.
         while True:

@@ -69,6 +69,12 @@ class Failures:
     def was_told(self, snapshot: int) -> None:
         self._unsaid = [failure for failure in self._unsaid if failure.snapshot != snapshot]
 
+    def take(self) -> list[str]:
+        """The messages of everything that wasn't said yet, for a caller who says it in another way."""
+        messages = [str(_with_step(failure)) for failure in self._unsaid]
+        self._unsaid.clear()
+        return messages
+
     def surface(self, now: float, *, may_raise: bool = True) -> None:
         """Say everything that wasn't said yet.
 

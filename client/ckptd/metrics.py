@@ -10,7 +10,7 @@ from ckptd.limits import MAX_METRICS, MAX_NAME_BYTES
 
 
 def plain_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    """Name → float. Takes whatever has `__float__`: numbers, NumPy scalars, one-element tensors; NaN and inf too.
+    """Name → float, from whatever has `__float__`: numbers, NumPy scalars, one-element tensors.
 
     Raises:
         InvalidArgument: Not a mapping, a name that isn't a short string, a value that isn't a number.
@@ -18,16 +18,23 @@ def plain_metrics(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
-        raise InvalidArgument("not a dict", where="metrics", seen=type(metrics).__name__, wanted="name → number")
+        raise InvalidArgument(
+            "not a dict", where="metrics", seen=type(metrics).__name__, wanted="name → number"
+        )
     if len(metrics) > MAX_METRICS:
-        raise InvalidArgument("too many", where="metrics", seen=str(len(metrics)), wanted=f"at most {MAX_METRICS}")
+        raise InvalidArgument(
+            "too many", where="metrics", seen=str(len(metrics)), wanted=f"at most {MAX_METRICS}"
+        )
     return {_name(name): _number(name, value) for name, value in metrics.items()}
 
 
 def _name(name: Any) -> str:
     if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "surrogatepass")) <= MAX_NAME_BYTES:
         raise InvalidArgument(
-            "not a name", where="metrics", seen=repr(name)[:100], wanted=f"a string of 1 to {MAX_NAME_BYTES} bytes"
+            "not a name",
+            where="metrics",
+            seen=repr(name)[:100],
+            wanted=f"a string of 1 to {MAX_NAME_BYTES} bytes",
         )
     return str(name)
 

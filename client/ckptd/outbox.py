@@ -70,7 +70,7 @@ class Outbox:
         self._fail(snapshot, error)
 
     def take(self, notice: Notice, now: float) -> Staged | None:
-        """Enter one notice. Returns the snapshot to push again: the daemon doesn't know it and it is still here."""
+        """Enter one notice. Returns what to push again: a snapshot unknown there that is still here."""
         if notice.client_id != self._client_id or notice.state not in _STATES:
             log.warning("outbox.foreign_notice snapshot=%d state=%s", notice.snapshot, notice.state)
             return None

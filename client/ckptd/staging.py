@@ -128,7 +128,7 @@ class SlotSet:
 
 
 def fill(slot: Slot, owner: tuple[str, str], snapshot: int, payload: Payload) -> int:
-    """Copy a snapshot into a free slot and seal it; returns its generation. On any error the slot is free again.
+    """Copy a snapshot into a free slot and seal it; returns its generation. After an error the slot is free.
 
     Args:
         slot: A free slot of at least payload.size bytes.

@@ -1,0 +1,327 @@
+"""The Client: what a training script holds. Three lines save and resume a run:
+
+with ckptd.Client(root="checkpoints") as client:
+    resumed = client.restore(state)
+    for step in range(resumed.next_step if resumed else 1, total + 1):
+        ...
+        client.maybe_snapshot(step, state)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Collection, Mapping, MutableMapping
+from types import TracebackType
+from typing import Any, Literal
+
+from ckptd.cadence import Cadence
+from ckptd.client_options import ClientOptions, DaemonChoice, OnBusy, OnError, check_bound
+from ckptd.daemon_writer import DaemonWriter
+from ckptd.descriptor import Sharding
+from ckptd.errors import ClientClosed, NoDaemon, TimedOut
+from ckptd.failures import Failures, warn
+from ckptd.inline_writer import InlineWriter
+from ckptd.leaving import leave_at_end
+from ckptd.metrics import plain_metrics
+from ckptd.names import DEFAULT_RUN, check_run_name, check_step
+from ckptd.recorder import Recorder
+from ckptd.resume import Resumed, restore_from, restore_run
+from ckptd.rootdir import Root
+from ckptd.series import Checkpoint, best, checkpoints, latest_valid
+from ckptd.ticket import WAIT_TIMEOUT_S, Ticket
+
+__all__ = ["Client", "Resumed"]
+
+
+class Client:
+    """Saves and restores the checkpoints of one run.
+
+    Use it from one thread at a time (a lock makes another one wait) and close it, best with `with`. A forked
+    child, such as a DataLoader worker, may hold one and can't use it. A script that ends without close()
+    still waits for its last snapshots, and says on stderr what it couldn't save.
+
+    Args:
+        root: Folder of all runs; made when missing (not with daemon="attach").
+        run: Name of this run. One live client per run.
+        daemon, cadence, slots, on_busy, on_error, sharding, busy_timeout_s, start_timeout_s, close_timeout_s,
+            max_unsaved_s: See ckptd.client_options.ClientOptions.
+
+    Raises:
+        InvalidArgument: An argument that can't be right. Nothing was changed.
+        BadRoot: The root can't be used.
+        NoDaemon: None is there (daemon="attach"), or none can be started.
+        RunTaken: The run has a live client.
+        RootLocked: With daemon="off", a daemon or another client writes to this root.
+        TimedOut: A daemon is there and doesn't answer within start_timeout_s.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        run: str = DEFAULT_RUN,
+        *,
+        daemon: DaemonChoice = "auto",
+        cadence: Cadence | None = None,
+        slots: int = 2,
+        on_busy: OnBusy = "wait",
+        on_error: OnError = "warn",
+        sharding: Sharding | None = None,
+        busy_timeout_s: float = 300.0,
+        start_timeout_s: float = 30.0,
+        close_timeout_s: float = 120.0,
+        max_unsaved_s: float = 3600.0,
+    ) -> None:
+        self._closed, self._pid = True, os.getpid()
+        self._options = options = ClientOptions(
+            daemon=daemon, cadence=cadence, slots=slots, on_busy=on_busy, on_error=on_error,
+            sharding=sharding or Sharding(), busy_timeout_s=busy_timeout_s, start_timeout_s=start_timeout_s,
+            close_timeout_s=close_timeout_s, max_unsaved_s=max_unsaved_s,
+        )  # fmt: skip
+        self._run, self._client_id = check_run_name(run), uuid.uuid4().hex
+        self._root = Root.open(root, create=daemon != "attach")
+        self._failures = Failures(on_error, max_unsaved_s)
+        self._writer = self._make_writer(options)
+        self._recorder = Recorder(
+            self._root,
+            self._run,
+            self._client_id,
+            options=options,
+            writer=self._writer,
+            failures=self._failures,
+        )
+        self._writer.open()
+        self._closed = False
+        self._ending = leave_at_end(self, self._writer, self._failures, options.close_timeout_s)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open" if os.getpid() == self._pid else "the parent's"
+        return (
+            f"Client({str(self._root.path)!r}, run={self._run!r}, daemon={self._options.daemon!r}, {state})"
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(may_raise=error is None)
+
+    # --- saving ----------------------------------------------------------------------------------
+
+    def reserve(self, state: Mapping[Any, Any]) -> None:
+        """Have the memory for snapshots of `state` made and touched now, so that the first one is quick too.
+
+        restore() and the first snapshot() do it by themselves. Optimizer state that doesn't exist yet is
+        foreseen.
+
+        Raises:
+            SharedMemoryTooSmall: /dev/shm can't hold the slots. Nothing was made.
+            UnstorableState: The state can't be stored.
+            NoDaemon, TimedOut: No daemon answers within start_timeout_s.
+        """
+        self._check_open()
+        with self._writer.lock:
+            self._recorder.reserve(state)
+
+    def snapshot(
+        self, step: int, state: Mapping[Any, Any], metrics: Mapping[str, Any] | None = None
+    ) -> Ticket:
+        """Take the state as it is now and have it saved; returns as soon as it is copied.
+
+        From then on it survives the death of this process. The state may be changed at once.
+
+        Args:
+            step: Finished optimizer steps, 0 or more.
+            state: Name → module, optimizer, scheduler, object with state_dict, tensor or plain data. The
+                global random generators are stored by themselves.
+            metrics: Name → number.
+
+        Returns:
+            A ticket. Its state is "skipped" when no slot came free in time; that was reported too.
+
+        Raises:
+            UnstorableState: Something in the state can't be stored; `where` is its key path. Nothing was
+                taken.
+            InvalidArgument: A step or metric that can't be right. Nothing was taken.
+            SharedMemoryTooSmall: The state doesn't fit into shared memory. Nothing was taken.
+            CkptdError: What went wrong with an earlier snapshot, with on_error="raise".
+            SaveFailed: Nothing was committed for max_unsaved_s.
+        """
+        self._check_open()
+        step, plain = check_step(step), plain_metrics(metrics)
+        with self._writer.lock:
+            self._writer.look()
+            self._failures.surface(time.monotonic())
+            ticket = self._recorder.take(step, state, plain)
+            self._failures.surface(time.monotonic())
+            return ticket
+
+    def maybe_snapshot(
+        self, step: int, state: Mapping[Any, Any], metrics: Mapping[str, Any] | None = None
+    ) -> Ticket | None:
+        """snapshot() when the cadence says so, else None. Call it after every step: it costs microseconds."""
+        self._check_open()
+        step = check_step(step)
+        with self._writer.lock:
+            if self._recorder.is_due(step):
+                return self.snapshot(step, state, metrics)
+            self._writer.look()
+            self._failures.surface(time.monotonic())
+            return None
+
+    # --- restoring -------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        state: MutableMapping[Any, Any],
+        *,
+        step: int | None = None,
+        source: str | os.PathLike[str] | None = None,
+        only: Collection[str] | None = None,
+        strict: bool = True,
+    ) -> Resumed | None:
+        """Bring `state` to the newest whole checkpoint of the line, every byte checked while it is read.
+
+        One that fails its checks is passed over, with a warning, for the one before it. Snapshots that an
+        earlier client left in shared memory are waited for first (at most busy_timeout_s). Later snapshots go
+        on from the checkpoint that was restored. The memory for them is reserved here.
+
+        Args:
+            state: As for snapshot(). Restored in place, random generators last.
+            step: Restore the checkpoint of this step.
+            source: Restore exactly this checkpoint: a folder, also of another run, or a file of format v1.
+            only: Restore only these names; "rng" is one. None means all.
+            strict: False lets names be missing on either side and reports them.
+
+        Returns:
+            What was restored, or None when the run has no checkpoint yet: a fresh start.
+
+        Raises:
+            RestoreFailed: There are checkpoints and every one fails its checks; or, with state_touched=True,
+                an object's own load_state_dict failed half-way.
+            StateMismatch: The checkpoint doesn't fit the state, which is untouched.
+            NothingThere: No checkpoint of this step, or nothing at source.
+            CorruptCheckpoint: The one at source fails its checks. The state is untouched.
+            TimedOut: An earlier client's snapshot isn't written yet; restoring now would lose it.
+            SharedMemoryTooSmall: The state was restored and can't be saved.
+        """
+        self._check_open()
+        with self._writer.lock:
+            self._await_earlier()
+            run_id = self._writer.run_id
+            if source is not None:
+                resumed: Resumed | None = restore_from(source, state, run_id=run_id, only=only, strict=strict)
+            else:
+                resumed = restore_run(
+                    self._root, self._run, state, run_id=run_id, step=step, only=only, strict=strict
+                )
+            self._recorder.go_on_from(resumed)
+            with contextlib.suppress(
+                NoDaemon, TimedOut
+            ):  # the state is restored; saving looks for a daemon again
+                self._recorder.reserve(state)
+            return resumed
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    def latest(self) -> Checkpoint | None:
+        """The newest valid checkpoint on the line, None when there is none; see ckptd.latest_valid."""
+        return latest_valid(self._root.path, self._run)
+
+    def best(self, metric: str, mode: Literal["min", "max"]) -> Checkpoint | None:
+        """The valid checkpoint whose `metric` is smallest or largest; None when none has it."""
+        return best(self._root.path, self._run, metric, mode)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All checkpoints of the run by commit order."""
+        return checkpoints(self._root.path, self._run)
+
+    def status(self) -> dict[str, Any]:
+        """What `ckptd status --json` prints. Raises NoDaemon, TimedOut."""
+        self._check_open()
+        return self._writer.status()
+
+    # --- waiting and leaving ---------------------------------------------------------------------
+
+    def wait(self, timeout_s: float = WAIT_TIMEOUT_S) -> None:
+        """Wait until every snapshot of this client is committed; reports those that failed.
+
+        Args:
+            timeout_s: Bound in seconds (default 300).
+
+        Raises:
+            TimedOut: Not within the bound.
+            CkptdError: What went wrong with one of them, with on_error="raise".
+        """
+        self._check_open()
+        self._writer.wait_all(check_bound("timeout_s", timeout_s))
+        self._failures.surface(time.monotonic())
+
+    def drain(self, timeout_s: float = WAIT_TIMEOUT_S, *, verified: bool = False) -> int:
+        """Wait until nothing of this run is on its way, earlier clients' snapshots included.
+
+        Args:
+            timeout_s: Bound in seconds (default 300).
+            verified: Also wait until what was committed is verified.
+
+        Returns:
+            How many of them failed.
+
+        Raises:
+            TimedOut: Not within the bound.
+            CkptdError: What went wrong with one of this client's own, with on_error="raise".
+        """
+        self._check_open()
+        failed = self._writer.drain(check_bound("timeout_s", timeout_s), verified=verified)
+        self._failures.surface(time.monotonic())
+        return failed
+
+    def close(self) -> None:
+        """Wait for the last snapshots to be durable (at most close_timeout_s) and leave. May be called twice.
+
+        What isn't durable in time is reported; it stays in shared memory and a daemon writes it.
+
+        Raises:
+            CkptdError: What went wrong with a snapshot, with on_error="raise". The client is closed all the
+                same.
+        """
+        self._close(may_raise=True)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _await_earlier(self) -> None:
+        failed = self._writer.await_earlier(self._options.busy_timeout_s)
+        if failed:
+            warn(
+                f"run {self._run}: {failed} snapshot(s) of an earlier client could not be written and may be "
+                "newer than what is restored now; look with: ckptd status"
+            )
+
+    def _make_writer(self, options: ClientOptions) -> DaemonWriter | InlineWriter:
+        if options.daemon == "off":
+            return InlineWriter(self._root, self._run, self._client_id, failures=self._failures)
+        return DaemonWriter(
+            self._root, self._run, self._client_id, mode=options.daemon, slots=options.slots,
+            failures=self._failures, start_timeout_s=options.start_timeout_s,
+        )  # fmt: skip
+
+    def _check_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise ClientClosed(
+                "the client belongs to the parent of this forked process", where=f"run {self._run}",
+                seen=f"pid {os.getpid()}", wanted=f"pid {self._pid}", todo="use it only where it was made",
+            )  # fmt: skip
+        if self._closed:
+            raise ClientClosed("the client is closed", where=f"run {self._run}", todo="make a new one")
+
+    def _close(self, *, may_raise: bool) -> None:
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._ending.detach()
+        self._writer.close(self._options.close_timeout_s)
+        self._failures.surface(time.monotonic(), may_raise=may_raise)
