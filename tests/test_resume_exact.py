@@ -1,4 +1,4 @@
-"""Field case 21: a run cut after any step and resumed from its checkpoint on disk is the uninterrupted run."""
+"""Field case 21: a run cut after any step and resumed from its checkpoint is the uninterrupted run."""
 
 from __future__ import annotations
 

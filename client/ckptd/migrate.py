@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import uuid
 from collections.abc import Mapping
@@ -14,9 +15,10 @@ import torch
 from ckptd.capture import capture, copy_into, pack_numbers
 from ckptd.commit import write_checkpoint_folder
 from ckptd.descriptor import Descriptor, Sharding
+from ckptd.descriptor_codec import encode
 from ckptd.names import DEFAULT_RUN, check_step, step_folder
-from ckptd.torch_support import versions
 from ckptd.v1 import V1Checkpoint, read_v1
+from ckptd.versions import versions
 
 
 def migrate_v1_to_v2(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Path:
@@ -32,7 +34,7 @@ def migrate_v1_to_v2(path: str | os.PathLike[str], out: str | os.PathLike[str] |
             when that name is taken, and so on).
 
     Returns:
-        The new folder.
+        The new folder, absolute.
 
     Raises:
         NothingThere, UnknownSchema, CorruptCheckpoint: As for ckptd.v1.load_v1.
@@ -41,7 +43,7 @@ def migrate_v1_to_v2(path: str | os.PathLike[str], out: str | os.PathLike[str] |
         NoSpace, SaveFailed, OutcomeUnknown: It could not be written. The old one is untouched in every case.
     """
     found = read_v1(path)
-    target = Path(out) if out is not None else _free_name(Path(path).absolute().parent, found.step)
+    target = Path(out).absolute() if out is not None else _free_name(Path(path).absolute().parent, found.step)
     descriptor, data = _as_snapshot(found)
     write_checkpoint_folder(target, descriptor, data)
     return target
@@ -58,7 +60,7 @@ def _as_snapshot(found: V1Checkpoint) -> tuple[Descriptor, memoryview]:
     components = dict(found.components)
     rng = _plain(components.pop("rng"))
     captured = capture(components, rng=False)
-    data = memoryview(bytearray(captured.data_bytes))
+    data = memoryview(mmap.mmap(-1, max(1, captured.data_bytes)))
     copy_into(captured, data)
     descriptor = Descriptor(
         run=DEFAULT_RUN,
@@ -74,6 +76,7 @@ def _as_snapshot(found: V1Checkpoint) -> tuple[Descriptor, memoryview]:
         data_bytes=captured.data_bytes,
         sharding=Sharding() if found.shards is None else Sharding(shards=min(found.shards, 1000)),
     )
+    encode(descriptor)  # refuses, by key path, what no file could hold
     return descriptor, data
 
 
