@@ -27,9 +27,10 @@ def test_nothing_leads_back_from_written_to_unwritten() -> None:
         assert not set(TRANSITIONS[state].values()) & UNWRITTEN
 
 
-def test_corrupt_failed_and_superseded_are_terminal() -> None:
+def test_corrupt_gone_failed_and_superseded_are_terminal() -> None:
     assert {state for state in State if not TRANSITIONS[state]} == {
         State.CORRUPT,
+        State.GONE,
         State.FAILED,
         State.SUPERSEDED,
     }

@@ -187,7 +187,7 @@ def test_a_killed_filler_leaves_the_slot_readable(slot: Slot) -> None:
 
 
 def test_the_owner_and_the_sequence_given_on_acceptance_stay_in_the_header(tmp_path: Path) -> None:
-    slot = Slot.create(tmp_path / "slot-a", 8192, owner=(123, 456))
+    slot = Slot.create(tmp_path / "slot-a", needed_bytes(1, 1), owner=(123, 456))
     slot.begin(CLIENT, "gpt", 1)
     with pytest.raises(ProtocolError, match="wrong state"):
         slot.accept(9)

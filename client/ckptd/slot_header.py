@@ -43,8 +43,8 @@ class SlotHeader:
     Attributes:
         state: Whose turn it is; see the module's text.
         generation: How often the slot has been filled; a push names it, so a stale one is recognised.
-        client_id: 32 hex digits of the client that filled it last, "" in one never filled.
-        run: Its run, "" in one never filled.
+        client_id: 32 hex digits of the client that filled it last, or that it was made for.
+        run: Its run.
         snapshot: The client's number of the snapshot, 0 in one never filled.
         sequence: Given by the daemon before writing; 0 until then.
         data_bytes: Length of the tensors' bytes, once sealed.

@@ -65,13 +65,17 @@ class Slot:
         return f"Slot({self.name}, {self.capacity} bytes)"
 
     @classmethod
-    def create(cls, path: Path, size: int, *, owner: tuple[int, int] = (0, 0)) -> Slot:
+    def create(
+        cls, path: Path, size: int, *, owner: tuple[int, int] = (0, 0), client_id: str = "", run: str = ""
+    ) -> Slot:
         """Make a new slot file of at least `size` bytes (rounded up to whole pages), its memory allocated.
 
         Args:
             path: Its name; nothing may have it.
             size: See needed_bytes.
             owner: Pid and start time of the process that will fill it.
+            client_id: The client it is made for, so that a restarted daemon knows before it was ever filled.
+            run: That client's run.
 
         Raises:
             SharedMemoryTooSmall: There isn't that much; nothing is left behind.
@@ -79,6 +83,9 @@ class Slot:
             OSError: Another failure; nothing is left behind.
         """
         size = max(_page_up(size), 2 * PAGE_ALIGNMENT)
+        fresh = SlotHeader(
+            state=SlotState.FREE, client_id=client_id, run=run, owner_pid=owner[0], owner_started=owner[1]
+        )
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.fchmod(fd, 0o600)
@@ -86,7 +93,6 @@ class Slot:
             os.posix_fallocate(fd, 0, size)
             slot = cls(path, mmap.mmap(fd, size))
             for counter, start in enumerate(_COPIES):
-                fresh = SlotHeader(state=SlotState.FREE, owner_pid=owner[0], owner_started=owner[1])
                 slot._write(start, counter + 1, fresh)
             return slot
         except OSError as error:

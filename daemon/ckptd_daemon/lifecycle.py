@@ -1,12 +1,13 @@
 """The life of a snapshot in the daemon, as one transition table.
 
     staged ──► writing ──► committed ──► verified
-      │  ▲        │  │          │            │
-      │  └────────┘  └► failed  └► corrupt ◄─┘
-      │   postponed
+      │  ▲        │  │        │  │           │
+      │  └────────┘  └► failed│  └► corrupt ◄┘
+      │   postponed           └► gone
       └► superseded
 
-A snapshot is *staged* from its acceptance; before that it exists only in its slot.
+A snapshot is *staged* from its acceptance; before that it exists only in its slot. It is *gone* when its
+folder was removed (by hand) before it was verified.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class State(Enum):
     COMMITTED = "committed"
     VERIFIED = "verified"
     CORRUPT = "corrupt"
+    GONE = "gone"
     FAILED = "failed"
     SUPERSEDED = "superseded"
 
@@ -36,6 +38,7 @@ class Event(Enum):
     REPLACED_BY_NEWER = "replaced-by-newer"
     PROVED = "proved"
     FAULT_FOUND = "fault-found"
+    VANISHED = "vanished"
 
 
 TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
@@ -45,9 +48,18 @@ TRANSITIONS: Final[Mapping[State, Mapping[Event, State]]] = {
         Event.WRITE_FAILED: State.FAILED,
         Event.WRITE_POSTPONED: State.STAGED,
     },
-    State.COMMITTED: {Event.PROVED: State.VERIFIED, Event.FAULT_FOUND: State.CORRUPT},
-    State.VERIFIED: {Event.PROVED: State.VERIFIED, Event.FAULT_FOUND: State.CORRUPT},
-    State.CORRUPT: {},  # terminal, like the two below: the rows are there to say so
+    State.COMMITTED: {
+        Event.PROVED: State.VERIFIED,
+        Event.FAULT_FOUND: State.CORRUPT,
+        Event.VANISHED: State.GONE,
+    },
+    State.VERIFIED: {
+        Event.PROVED: State.VERIFIED,
+        Event.FAULT_FOUND: State.CORRUPT,
+        Event.VANISHED: State.VERIFIED,  # retention removed it, as it should
+    },
+    State.CORRUPT: {},  # terminal, like those below: the rows are there to say so
+    State.GONE: {},
     State.FAILED: {},
     State.SUPERSEDED: {},
 }

@@ -1,0 +1,58 @@
+"""`python -m ckptd_daemon --root DIR`: the daemon as a client or `ckptd start --detach` starts it.
+
+Its standard streams are its log's. Flags are in plain units; the command line people use is `ckptd start`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ckptd.errors import CkptdError, NoSpace
+from ckptd_daemon.policy import RetentionPolicy, parse_monitor
+from ckptd_daemon.process import DEFAULT_GRACE_S, DaemonSettings, run_daemon
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one daemon and return its exit code; an error is one line on stderr."""
+    try:
+        return run_daemon(_settings(_parser().parse_args(argv)))
+    except CkptdError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return error.exit_code
+    except OSError as error:
+        sys.stderr.write(f"{error}\n")
+        return NoSpace.exit_code if error.errno in (errno.ENOSPC, errno.EDQUOT) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ckptd_daemon", allow_abbrev=False)
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--autostarted", action="store_true")
+    parser.add_argument("--grace-s", type=float, default=DEFAULT_GRACE_S)
+    parser.add_argument("--idle-exit-s", type=float)
+    parser.add_argument("--run", help="the run the policy is for; all without one")
+    parser.add_argument("--keep-last", type=int)
+    parser.add_argument("--keep-best", type=int)
+    parser.add_argument("--monitor")
+    return parser
+
+
+def _settings(args: argparse.Namespace) -> DaemonSettings:
+    policy = None
+    if (args.keep_last, args.keep_best, args.monitor) != (None, None, None):
+        monitor, mode = parse_monitor(args.monitor) if args.monitor is not None else (None, None)
+        given = {"keep_last": args.keep_last, "keep_best": args.keep_best}
+        counts = {name: value for name, value in given.items() if value is not None}
+        policy = RetentionPolicy(**counts, monitor=monitor, mode=mode)
+    return DaemonSettings(
+        root=Path(args.root), autostarted=args.autostarted, grace_s=args.grace_s,
+        idle_exit_s=args.idle_exit_s, policy=policy, policy_run=args.run,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,83 @@
+"""The daemon's log: written by a thread of its own, so that a slow disk never holds up the loop."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import queue
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+_LOGGERS: Final = ("ckptd", "ckptd_daemon")
+_SAID: Final = "ckptd_daemon.said"
+_MOST_BYTES: Final = 8 * 1024 * 1024
+
+#: What `say` logs is also printed on stdout when the daemon runs in the foreground.
+say_log = logging.getLogger(_SAID)
+
+
+class Logs:
+    """Sends everything that is logged to a file, while it is entered.
+
+    Args:
+        path: The log; the one before it is kept as `<path>.1` once it has 8 MiB.
+        to_stdout: Also print what is said, one line per snapshot.
+    """
+
+    def __init__(self, path: Path, *, to_stdout: bool) -> None:
+        handlers: list[logging.Handler] = [_file_handler(path)]
+        if to_stdout:
+            handlers.append(_stdout_handler())
+        records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+        self._queue = logging.handlers.QueueHandler(records)
+        self._listener = logging.handlers.QueueListener(records, *handlers)
+        self._handlers = handlers
+
+    def __enter__(self) -> Logs:
+        # A log that can't be written (disk full, reader of stdout gone) must not print tracebacks.
+        self._raised, logging.raiseExceptions = logging.raiseExceptions, False
+        self._before = {name: _settings(logging.getLogger(name)) for name in _LOGGERS}
+        for name in _LOGGERS:
+            logger = logging.getLogger(name)
+            logger.addHandler(self._queue)
+            logger.setLevel(logging.INFO)
+            logger.propagate = False
+        self._listener.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.stop()
+        for name, (level, propagate) in self._before.items():
+            logger = logging.getLogger(name)
+            logger.removeHandler(self._queue)
+            logger.setLevel(level)
+            logger.propagate = propagate
+        for handler in self._handlers:
+            handler.close()
+        logging.raiseExceptions = self._raised
+
+
+def _settings(logger: logging.Logger) -> tuple[int, bool]:
+    return logger.level, logger.propagate
+
+
+def _file_handler(path: Path) -> logging.Handler:
+    handler = logging.handlers.RotatingFileHandler(
+        path, maxBytes=_MOST_BYTES, backupCount=1, encoding="utf-8", errors="backslashreplace", delay=True
+    )
+    formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    return handler
+
+
+def _stdout_handler() -> logging.Handler:
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.addFilter(lambda record: record.name == _SAID)
+    return handler

@@ -1,0 +1,123 @@
+"""The slots of one root: made, found again after a restart, looked up by name, removed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from ckptd.errors import ProtocolError
+from ckptd.slots import Slot, SlotState
+from ckptd_daemon.room import Room, check_room, rooms_for
+
+log = logging.getLogger(__name__)
+
+_NAME: Final = re.compile(r"slot-([0-9a-f]{32})-([0-9]{1,9})-[0-9a-f]{8}", re.ASCII)
+
+
+class SlotPool:
+    """The slots in one folder, which is private and belongs to the holder of the root's lock.
+
+    `make` may run in another thread (it allocates memory, which takes time); everything else belongs to the
+    loop's.
+
+    Args:
+        folder: Where the slots lie; already checked.
+        rooms: The bounds on shared memory; handed in by tests.
+    """
+
+    def __init__(self, folder: Path, *, rooms: Callable[[Path], Iterable[Room]] = rooms_for) -> None:
+        self.folder = folder
+        self._rooms = rooms
+        self._slots: dict[str, tuple[str, Slot]] = {}
+
+    def __repr__(self) -> str:
+        return f"SlotPool({self.folder}, {len(self._slots)} slots)"
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter([slot for _, slot in self._slots.values()])
+
+    def scan(self) -> list[Slot]:
+        """Open every slot that an earlier daemon left. What can't be one any more is removed, and said."""
+        for path in sorted(self.folder.iterdir()):
+            match = _NAME.fullmatch(path.name)
+            if match is None:
+                continue
+            try:
+                slot = Slot.open(path)
+                slot.header()
+            except (OSError, ProtocolError) as error:
+                log.warning("slot.dropped slot=%s reason=%s", path.name, error)
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                continue
+            self._slots[slot.name] = (match[1], slot)
+        return list(self)
+
+    def make(
+        self, client_id: str, run: str, owner: tuple[int, int], count: int, slot_bytes: int
+    ) -> list[Slot]:
+        """Make `count` slots of that many bytes, allocated and pre-faulted; `add` them in the loop's thread.
+
+        Raises:
+            SharedMemoryTooSmall: There is no room for all of them; none is made.
+            OSError: Another failure; none is left.
+        """
+        check_room(count * slot_bytes, self._rooms(self.folder))
+        made: list[Slot] = []
+        try:
+            for number in range(count):
+                name = f"slot-{client_id}-{number}-{secrets.token_hex(4)}"
+                path = self.folder / name
+                made.append(Slot.create(path, slot_bytes, owner=owner, client_id=client_id, run=run))
+                made[-1].prefault(write=False)
+        except BaseException:
+            self.discard(made)
+            raise
+        return made
+
+    def add(self, client_id: str, slots: Iterable[Slot]) -> None:
+        """Take in what `make` made."""
+        self._slots.update({slot.name: (client_id, slot) for slot in slots})
+
+    def discard(self, slots: Iterable[Slot]) -> None:
+        """Remove slots that were never added."""
+        for slot in slots:
+            slot.close()
+            slot.path.unlink(missing_ok=True)
+
+    def of(self, client_id: str) -> list[Slot]:
+        """The slots of one client."""
+        return [slot for owner, slot in self._slots.values() if owner == client_id]
+
+    def get(self, client_id: str, name: str) -> Slot | None:
+        """That slot, if it is this client's."""
+        owner, slot = self._slots.get(name, ("", None))
+        return slot if owner == client_id else None
+
+    def remove(self, slot: Slot) -> None:
+        """Give its memory back. Nobody may be using it."""
+        self._slots.pop(slot.name, None)
+        slot.close()
+        with contextlib.suppress(OSError):
+            slot.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Unmap all slots and, when none is left, remove the folder."""
+        for slot in self:
+            slot.close()
+        self._slots.clear()
+        with contextlib.suppress(OSError):  # not empty: somebody still needs what is in it
+            self.folder.rmdir()
+
+
+def state_of(slot: Slot) -> SlotState | None:
+    """Its state; None when its header was destroyed."""
+    try:
+        return slot.header().state
+    except ProtocolError:
+        return None
