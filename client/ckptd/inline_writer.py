@@ -25,7 +25,7 @@ from ckptd.lineage import Position
 from ckptd.lock import RootLock
 from ckptd.names import parse_work_folder
 from ckptd.rootdir import Root
-from ckptd.series import position_after, read_series
+from ckptd.series_entries import position_after, read_series
 from ckptd.slots import Slot, SlotHeader, SlotState
 from ckptd.staging import Payload
 from ckptd.ticket import Ticket

@@ -122,7 +122,7 @@ def _apply(
     index = loaded.index
     own = index is not None and index.run_id == run_id
     return Resumed(
-        step=index.step if index is not None else _v1_step(loaded.components),
+        step=loaded.step,
         path=path,
         passed_over=passed,
         missing=tuple(report.missing),
@@ -130,12 +130,6 @@ def _apply(
         sequence=index.sequence if index is not None and own else None,
         run_seconds=index.run_seconds if index is not None else 0.0,
     )
-
-
-def _v1_step(components: dict[str, Any]) -> int:
-    """Format v1 keeps the step among its train counters only."""
-    counters = components.get("state")
-    return check_step(counters.get("step", 0)) if isinstance(counters, dict) else 0
 
 
 def _of_step(series: Series, step: int) -> list[Entry]:
@@ -146,7 +140,7 @@ def _of_step(series: Series, step: int) -> list[Entry]:
             "no checkpoint of this step", where=f"run {series.run}", seen=f"step {step}",
             wanted=f"one of {known[:20]}" if known else "", todo="look with: ckptd list",
         )  # fmt: skip
-    return sorted(found, key=lambda entry: (entry.on_line, entry.sequence), reverse=True)
+    return sorted(found, key=lambda entry: (entry.on_line, entry.sequence or 0), reverse=True)
 
 
 def _pass_over(entry: Entry, reason: str, passed: dict[str, PassedOver]) -> None:
