@@ -69,7 +69,7 @@ def _readable(index: CheckpointIndex, temp: Path) -> bytes:
 
 
 class _Content:
-    """A planned file as segments, looked up in the snapshot one after the other; may be gone through again."""
+    """A planned file as segments, looked up in the snapshot one by one; may be gone through again."""
 
     def __init__(self, file: FilePlan, data: memoryview, stop: threading.Event) -> None:
         self._segments, self._data, self._stop = file.segments, data, stop
@@ -148,8 +148,9 @@ def _index(
     return CheckpointIndex(
         run=d.run, run_id=position.run_id, client_id=d.client_id, snapshot=d.snapshot,
         sequence=position.sequence, parent=position.parent, step=d.step, saved_at=float(d.saved_at),
-        lineage=position.lineage, run_seconds=float(d.run_seconds), layout=plan.layout, num_shards=len(shards),
-        shards=shards, meta_sha256=meta.sha256 if meta else None, meta_bytes=meta.bytes if meta else None,
+        lineage=position.lineage, run_seconds=float(d.run_seconds),
+        layout=plan.layout, num_shards=len(shards), shards=shards,
+        meta_sha256=meta.sha256 if meta else None, meta_bytes=meta.bytes if meta else None,
         tensors_sha256=table.sha256, tensors_bytes=table.bytes,
         metrics={name: float(value) for name, value in d.metrics.items()}, versions=d.versions,
     )  # fmt: skip

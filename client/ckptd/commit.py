@@ -236,7 +236,8 @@ class _Commit:
             return failure
         return OutcomeUnknown(
             "the checkpoint's name could not be made durable", where=str(self.parent / self.name),
-            seen=failure.seen or failure.what, todo="check the disk; it may or may not be there after a power cut",
+            seen=failure.seen or failure.what,
+            todo="check the disk; after a power cut it may or may not be there",
         )  # fmt: skip
 
 

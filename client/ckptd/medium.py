@@ -1,0 +1,145 @@
+"""Reading a file from the medium rather than from the page cache, so that a hash says what the disk holds.
+
+Just after a commit the cache still holds what was written: hashing that proves nothing. O_DIRECT goes round
+the cache. Where a file system has none, the cached pages are dropped (POSIX_FADV_DONTNEED), which skips dirty
+and mapped pages without a word, so their residency is looked up afterwards. The answer says which it was.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Literal
+
+from ckptd.limits import MIB
+
+How = Literal["direct", "dontneed", "cached"]
+
+_BUFFER_BYTES: Final = 4 * MIB
+_SMALL_BYTES: Final = 1 * MIB  #: up to here a second thread costs more than it hides
+_SECTOR: Final = 4096
+
+
+def hash_file(
+    fd: int, *, uncached: bool, progress: Callable[[int], None] | None = None
+) -> tuple[str, int, How]:
+    """SHA-256 of a regular file from its beginning to its end.
+
+    Args:
+        fd: Open for reading; its offset doesn't matter and isn't moved.
+        uncached: Read the medium if that is possible at all.
+        progress: Told the number of bytes after each piece.
+
+    Returns:
+        The hash in hex, the number of bytes, and how they were read: "direct" and "dontneed" come from the
+        medium, "cached" may come from memory.
+
+    Raises:
+        OSError: The medium can't be read, or the file became shorter meanwhile.
+    """
+    size = os.fstat(fd).st_size
+    tell = progress or _silent
+    if uncached:
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+        if _set_flags(fd, flags | os.O_DIRECT):
+            try:
+                return _hash(fd, size, tell), size, "direct"
+            except _NotDirect:
+                pass  # the file system accepts the flag but not the read
+            finally:
+                _set_flags(fd, flags)
+    how: How = "dontneed" if uncached and _drop_cache(fd, size) else "cached"
+    return _hash(fd, size, tell), size, how
+
+
+class _NotDirect(Exception):
+    """The first direct read was refused."""
+
+
+def _silent(_count: int) -> None:
+    pass
+
+
+def _set_flags(fd: int, flags: int) -> bool:
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+    except OSError:
+        return False
+    return True
+
+
+def _hash(fd: int, size: int, tell: Callable[[int], None]) -> str:
+    """Read into two page-aligned buffers in turn, one being filled while the other is hashed."""
+    digest = hashlib.sha256()
+    length = min(_BUFFER_BYTES, -(-max(size, 1) // _SECTOR) * _SECTOR)
+    buffers = (mmap.mmap(-1, length), mmap.mmap(-1, length) if size > length else None)
+    if size <= _SMALL_BYTES:
+        count = _read_at(fd, buffers[0], 0, size)
+        digest.update(memoryview(buffers[0])[:count])
+        tell(count)
+        return digest.hexdigest()
+    with ThreadPoolExecutor(1, thread_name_prefix="ckptd-read") as reader:
+        pending = reader.submit(_read_at, fd, buffers[0], 0, size)
+        at = 0
+        turn = 0
+        while at < size:
+            count = pending.result()
+            full = buffers[turn] or buffers[0]
+            at += count
+            turn = 1 - turn
+            if at < size:
+                pending = reader.submit(_read_at, fd, buffers[turn] or buffers[0], at, size)
+            digest.update(memoryview(full)[:count])
+            tell(count)
+    return digest.hexdigest()
+
+
+def _read_at(fd: int, buffer: mmap.mmap, at: int, size: int) -> int:
+    """Fill the buffer, or up to the end of the file: a short read in the middle is continued."""
+    wanted = min(len(buffer), size - at)
+    view = memoryview(buffer)
+    got = 0
+    while got < wanted:
+        try:
+            count = os.preadv(fd, [view[got:]], at + got)
+        except OSError as error:
+            if error.errno == errno.EINVAL and at == got == 0:
+                raise _NotDirect from error
+            raise
+        if count == 0:
+            raise OSError(errno.EIO, "the file became shorter while it was read")
+        got += count
+    return wanted
+
+
+def _drop_cache(fd: int, size: int) -> bool:
+    """Drop the file's cached pages; whether none is left in memory."""
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    return size == 0 or not _any_resident(fd, size)
+
+
+def _any_resident(fd: int, size: int) -> bool:
+    """Whether the page cache holds any page of the file (mincore); True when that can't be told."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+    ]  # fmt: skip
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+    address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    if address in (None, ctypes.c_void_p(-1).value):
+        return True
+    try:
+        pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
+        if libc.mincore(address, size, pages) != 0:
+            return True
+        return any(map((1).__and__, pages.raw))
+    finally:
+        libc.munmap(address, size)
