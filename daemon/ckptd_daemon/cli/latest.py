@@ -8,13 +8,13 @@ from typing import Any
 from ckptd.errors import NothingThere
 from ckptd.series import Checkpoint, latest_valid
 from ckptd.strict_json import float_to_json
-from ckptd_daemon.cli import arguments, output, progress, units
+from ckptd_daemon.cli import arguments, output, units
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the path; NothingThere when there is none, NoValidCheckpoint when all fail."""
     root, run_name = arguments.root(args), arguments.run(args)
-    found = latest_valid(root, run_name, wait=not args.no_wait, on_progress=progress.note)
+    found = latest_valid(root, run_name, wait=not args.no_wait, on_progress=output.note)
     if found is None:
         raise NothingThere(
             "no verified checkpoint" if args.no_wait else "no checkpoint", where=f"{root}, run {run_name}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from ckptd.errors import NothingThere
@@ -62,7 +63,7 @@ def note_of(entry: Entry) -> str:
     return ", ".join(notes + ([entry.reason] if entry.reason else []))
 
 
-def _metrics(metrics: dict[str, float]) -> str:
+def _metrics(metrics: Mapping[str, float]) -> str:
     return " ".join(f"{name}={value:.6g}" for name, value in sorted(metrics.items()))
 
 

@@ -69,7 +69,7 @@ def _with_run(parser: argparse.ArgumentParser, text: str = 'run name (or CKPTD_R
 
 def _start(commands: _Commands[_Parser]) -> None:
     parser = _command(commands, "start", "run the daemon of a root, in the foreground or detached")
-    _with_run(parser, 'the run the policy flags are for (or CKPTD_RUN; "default")')
+    _with_run(parser, "the run the policy flags are for (or CKPTD_RUN; all)")
     parser.add_argument(
         "--detach", action="store_true", help="return when it is ready; print endpoint, pid and log"
     )

@@ -13,14 +13,10 @@ _EVERY_S: Final = 1.0
 
 
 class Progress:
-    """Says how far the reading of checkpoints is, once it takes long enough to be worth a word.
+    """Says how far the reading of a checkpoint is, once it takes long enough to be worth a word."""
 
-    Args:
-        clock: Seconds of a monotonic clock; handed in by tests.
-    """
-
-    def __init__(self, what: str, total_bytes: int = 0) -> None:
-        self._what, self._total_bytes, self._done_bytes = what, total_bytes, 0
+    def __init__(self, what: str) -> None:
+        self._what, self._done_bytes = what, 0
         self._next = time.monotonic() + _FIRST_AFTER_S
         self._shown = False
 
@@ -33,8 +29,7 @@ class Progress:
             self._show()
 
     def _show(self) -> None:
-        share = f" ({100 * self._done_bytes // self._total_bytes} %)" if self._total_bytes else ""
-        text = f"{self._what}: {units.show_bytes(self._done_bytes)} read{share}"
+        text = f"{self._what}: {units.show_bytes(self._done_bytes)} read"
         if sys.stderr.isatty():
             sys.stderr.write(f"\r\x1b[Kckptd: {output.printable(text)}")
             sys.stderr.flush()

@@ -75,7 +75,7 @@ def _row(shown: dict[str, Any]) -> list[Cell]:
     return [
         Cell(str(shown["run"])),
         Cell("-" if not client else f"pid {client.get('pid')}"),
-        Cell(str(shown.get("queue", 0))),
+        Cell(str(len(shown.get("queue", ())))),
         Cell(_name(shown.get("last_committed"))),
         Cell(_name(shown.get("last_verified"))),
         Cell(str(shown.get("failed", 0))),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ckptd.errors import CheckpointGone, CorruptCheckpoint, InvalidArgument, NothingThere
+from ckptd.errors import CorruptCheckpoint, InvalidArgument, NothingThere
 from ckptd.rootdir import Root
 from ckptd.series import read_series, runs
 from ckptd.verification import Report, check
@@ -55,8 +55,6 @@ def _check(path: Path) -> Report:
     progress = Progress(f"verifying {path.name}")
     try:
         return check(path, uncached=True, progress=progress.advance)
-    except CheckpointGone:
-        raise
     finally:
         progress.end()
 

@@ -1,0 +1,92 @@
+"""`ckptd start`: the daemon of a root, here in the foreground or detached."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any, Final
+
+from ckptd.errors import InvalidArgument, RootLocked
+from ckptd.rootdir import DaemonRecord, Root
+from ckptd_daemon import policy, settings_file
+from ckptd_daemon.cli import arguments, output, units
+from ckptd_daemon.policy import RetentionPolicy
+
+_COUNTS: Final = ("keep-last", "keep-best")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal ends it; with --detach, return when it is ready.
+
+    Everything that can be wrong with the flags is found before anything on disk is touched.
+    """
+    root, run_name = arguments.root(args), arguments.run_or_all(args)
+    rules = asked_policy(args, root, run_name)
+    times = {flag: arguments.text(args, flag) for flag in ("grace", "idle-exit")}
+    seconds = {
+        flag: policy.parse_duration_s(given[0], where=given[1]) for flag, given in times.items() if given
+    }
+    if args.detach:
+        return _detached(args, root, _flags(rules, run_name, seconds))
+    if args.json or args.timeout is not None:
+        raise InvalidArgument("--json and --timeout go with --detach", todo="add --detach or leave them out")
+    return _foreground(root, run_name, rules, seconds)
+
+
+def asked_policy(args: argparse.Namespace, root: Path, run_name: str | None) -> RetentionPolicy | None:
+    """The policy to write to the settings: flag, CKPTD_*, then what they say now; None when nothing is asked.
+
+    Raises:
+        InvalidArgument: A policy that can't be, or a settings file that can't be read.
+    """
+    settings = settings_file.read_settings(root) if root.is_dir() else settings_file.Settings()
+    before = settings.policy if run_name is None else settings.policy_for(run_name)
+    asked: dict[str, Any] = {}
+    for flag in _COUNTS:
+        if given := arguments.text(args, flag):
+            asked[flag.replace("-", "_")] = units.parse_count(*given)
+    if given := arguments.text(args, "monitor"):
+        asked["monitor"], asked["mode"] = policy.parse_monitor(given[0])
+    return dataclasses.replace(before, **asked) if asked else None
+
+
+def _foreground(
+    root: Path, run_name: str | None, rules: RetentionPolicy | None, seconds: dict[str, float]
+) -> int:
+    from ckptd_daemon.process import DaemonSettings, run_daemon
+
+    settings = DaemonSettings(root=root, policy=rules, policy_run=run_name)
+    if "grace" in seconds:
+        settings = dataclasses.replace(settings, grace_s=seconds["grace"])
+    return run_daemon(dataclasses.replace(settings, idle_exit_s=seconds.get("idle-exit")))
+
+
+def _detached(args: argparse.Namespace, path: Path, flags: list[str]) -> int:
+    from ckptd.autostart import START_TIMEOUT_S, start_daemon
+
+    timeout_s = arguments.duration_s(args, "timeout", START_TIMEOUT_S)
+    root = Root.open(path, create=True)
+    before = DaemonRecord.read(root)
+    if before is not None and before.alive():
+        raise RootLocked(
+            "a daemon serves this root already", where=str(root.path),
+            seen=f"pid {before.pid} at {before.endpoint}", todo="use it, or stop it with ckptd stop",
+        )  # fmt: skip
+    record = start_daemon(root, timeout_s=timeout_s, extra_args=flags, autostarted=False)
+    facts = {"endpoint": record.endpoint, "pid": record.pid, "log": record.log}
+    if args.json:
+        output.emit_json("ckpt.v2-start", {"root": str(root.path), **facts})
+    else:
+        output.emit("".join(f"{name} {output.printable(str(value))}\n" for name, value in facts.items()))
+    return 0
+
+
+def _flags(rules: RetentionPolicy | None, run_name: str | None, seconds: dict[str, float]) -> list[str]:
+    """The same for `python -m ckptd_daemon`."""
+    flags = [f"--{flag}-s={value!r}" for flag, value in seconds.items()]
+    if rules is None:
+        return flags
+    flags += [f"--keep-last={rules.keep_last}", f"--keep-best={rules.keep_best}"]
+    flags += [] if rules.monitor is None else [f"--monitor={rules.monitor}:{rules.mode}"]
+    return flags + ([] if run_name is None else [f"--run={run_name}"])
