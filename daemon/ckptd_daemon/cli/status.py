@@ -55,11 +55,13 @@ def from_disk(root: Root) -> dict[str, Any]:
             continue
         committed = [entry.name for entry in entries if entry.on_line]
         verified = [entry.name for entry in entries if entry.on_line and entry.verified]
-        newest = {"last_committed": committed[-1:], "last_verified": verified[-1:]}
-        shown.append(
-            {"run": name, "client": None, **{key: (names or [None])[0] for key, names in newest.items()}}
-        )
+        newest = {"last_committed": _last(committed), "last_verified": _last(verified)}
+        shown.append({"run": name, "client": None, **newest})
     return {"daemon": None, "runs": shown, "verifier": None}
+
+
+def _last(names: list[str]) -> str | None:
+    return names[-1] if names else None
 
 
 def _daemon_line(daemon: dict[str, Any] | None) -> str:
@@ -76,11 +78,13 @@ def _row(shown: dict[str, Any]) -> list[Cell]:
         Cell(str(shown["run"])),
         Cell("-" if not client else f"pid {client.get('pid')}"),
         Cell(str(len(shown.get("queue", ())))),
-        Cell(_name(shown.get("last_committed"))),
-        Cell(_name(shown.get("last_verified"))),
+        Cell(_newest(shown, "last_committed")),
+        Cell(_newest(shown, "last_verified")),
         Cell(str(shown.get("failed", 0))),
     ]
 
 
-def _name(value: Any) -> str:
-    return "-" if value is None or value == "" else str(value["name"] if isinstance(value, dict) else value)
+def _newest(shown: dict[str, Any], what: str) -> str:
+    """The newest one by this daemon process, else by the ones before it."""
+    value = shown.get(what) or shown.get("series", {}).get(what) or "-"
+    return str(value.get("name") or "-") if isinstance(value, dict) else str(value)
