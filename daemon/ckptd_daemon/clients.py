@@ -12,10 +12,10 @@ from ckptd.names import check_run_name
 from ckptd.slots import Slot
 from ckptd_daemon.disk import Disk, RunFacts
 from ckptd_daemon.lifecycle import State
-from ckptd_daemon.pipeline import Pipeline, holds_snapshot
+from ckptd_daemon.pipeline import Pipeline
 from ckptd_daemon.reservations import Reservations
 from ckptd_daemon.sessions import Process, Session, Sessions, may_take_over, refusal
-from ckptd_daemon.slotpool import SlotPool, state_of
+from ckptd_daemon.slotpool import SlotPool, holds_snapshot, state_of
 from ckptd_daemon.snapshots import Snapshot
 from ckptd_daemon.worker import Worker
 

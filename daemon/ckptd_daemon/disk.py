@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ckptd.verification import Report
-
 from ckptd.commit import Committed, Position, commit_snapshot
 from ckptd.descriptor import Descriptor
 from ckptd.descriptor_codec import decode
@@ -21,6 +19,7 @@ from ckptd.errors import OutcomeUnknown, ProtocolError
 from ckptd.limits import MIB
 from ckptd.rootdir import Root
 from ckptd.slots import Slot, SlotHeader
+from ckptd.verification import Report
 from ckptd_daemon.catalogue import Catalogue
 from ckptd_daemon.settings_file import Settings
 from ckptd_daemon.worker import Worker
@@ -83,10 +82,14 @@ class Disk:
         root: The root, its lock held.
         settings: The policies.
         commit: What writes a snapshot.
+        catalogue: What keeps one run.
     """
 
-    def __init__(self, root: Root, settings: Settings, *, commit: Commit = commit_snapshot) -> None:
-        self.root, self._settings, self._commit = root, settings, commit
+    def __init__(
+        self, root: Root, settings: Settings, *, commit: Commit = commit_snapshot,
+        catalogue: Callable[[Root, str], Catalogue] = Catalogue,
+    ) -> None:  # fmt: skip
+        self.root, self._settings, self._commit, self._new_catalogue = root, settings, commit, catalogue
         self._catalogues: dict[str, Catalogue] = {}
         self._problems: dict[str, tuple[str, ...]] = {}
         self.worker = Worker("ckptd-disk")
@@ -167,7 +170,7 @@ class Disk:
         catalogue = self._catalogues.get(run)
         if catalogue is None:
             began = time.monotonic()
-            catalogue = Catalogue(self.root, run)
+            catalogue = self._new_catalogue(self.root, run)
             self._problems[run] = tuple(catalogue.open())
             self._catalogues[run] = catalogue
             log.info("run.opened run=%s seconds=%.3f", run, time.monotonic() - began)

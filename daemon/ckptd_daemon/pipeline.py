@@ -17,7 +17,7 @@ from ckptd.errors import (
     SaveFailed,
     UnstorableState,
 )
-from ckptd.slots import Slot, SlotHeader, SlotState
+from ckptd.slots import Slot, SlotHeader
 from ckptd.verification import Report
 from ckptd_daemon.disk import Disk, Judged, RunFacts, Written
 from ckptd_daemon.lifecycle import UNWRITTEN, Event, State
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 RETRY_FIRST_S: Final = 5.0
 RETRY_MOST_S: Final = 60.0
 _HOPELESS: Final = (ProtocolError, UnstorableState)  # the slot's content is to blame
-_MOST_SEQUENCE: Final = 10**15  # a slot that says more is lying
+MOST_SEQUENCE: Final = 10**15  #: a slot that says more is lying
 _EVENTS: Final = {"verified": Event.PROVED, "corrupt": Event.FAULT_FOUND, "gone": Event.VANISHED}
 
 
@@ -60,7 +60,7 @@ class Book:
     last_failed: Snapshot | None = None
 
     def take_sequence(self, given: int = 0) -> int:
-        sequence = given if 0 < given <= _MOST_SEQUENCE else self.next_sequence
+        sequence = given if 0 < given <= MOST_SEQUENCE else self.next_sequence
         self.next_sequence = max(self.next_sequence, sequence + 1)
         return sequence
 
@@ -266,21 +266,6 @@ class Pipeline:
 
     def _books(self, run: str | None) -> Iterable[Book]:
         return list(self.books.values()) if run is None else [b for r, b in self.books.items() if r == run]
-
-
-def adoption_order(headers: Mapping[str, SlotHeader]) -> list[str]:
-    """In which order to adopt these slots of earlier daemons: as accepted, then as sealed."""
-
-    def place(name: str) -> tuple[str, int, str, int]:
-        header = headers[name]
-        return header.run, header.sequence or _MOST_SEQUENCE + 1, header.client_id, header.snapshot
-
-    return sorted(headers, key=place)
-
-
-def holds_snapshot(header: SlotHeader) -> bool:
-    """Whether a slot holds a snapshot that must be written."""
-    return header.state in (SlotState.SEALED, SlotState.WRITING)
 
 
 def _is_failure(snapshot: Snapshot) -> bool:

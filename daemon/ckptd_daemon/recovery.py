@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ckptd import durable
@@ -16,9 +16,9 @@ from ckptd.rootdir import Root
 from ckptd.slots import Slot, SlotHeader
 from ckptd_daemon.clients import Clients
 from ckptd_daemon.disk import Disk, RunFacts
-from ckptd_daemon.pipeline import adoption_order, holds_snapshot
+from ckptd_daemon.pipeline import MOST_SEQUENCE
 from ckptd_daemon.sessions import Process, Session
-from ckptd_daemon.slotpool import SlotPool
+from ckptd_daemon.slotpool import SlotPool, holds_snapshot
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,16 @@ def adopt(disk: Disk, clients: Clients, pool: SlotPool) -> int:
     for name in adoption_order(headers):
         _adopt(disk, clients, kept[name], headers[name], taken)
     return len(clients.pipeline.unwritten())
+
+
+def adoption_order(headers: Mapping[str, SlotHeader]) -> list[str]:
+    """In which order to adopt these slots of earlier daemons: as accepted, then as sealed."""
+
+    def place(name: str) -> tuple[str, int, str, int]:
+        header = headers[name]
+        return header.run, header.sequence or MOST_SEQUENCE + 1, header.client_id, header.snapshot
+
+    return sorted(headers, key=place)
 
 
 def _adopt(disk: Disk, clients: Clients, slot: Slot, header: SlotHeader, taken: set[tuple[str, int]]) -> None:

@@ -1,4 +1,4 @@
-"""The daemon's loop: one ROUTER socket, its threads and its verifier, timers and signals; it never waits for a disk."""
+"""The daemon's loop: one ROUTER socket, threads, verifier, timers and signals. It never waits for a disk."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Endpoint:
         self.socket.bind(self.address)
 
     def send(self, identity: bytes, message: wire.Reply) -> None:
-        """Send, unless the connection is gone or doesn't take it: its client asks again when it comes back."""
+        """Send, unless the connection is gone or full: its client asks again when it comes back."""
         try:
             self.socket.send_multipart([identity, wire.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -117,7 +117,8 @@ class Server:
 
     def __init__(
         self, endpoint: Endpoint, service: Service, workers: Iterable[Worker], verifier: Verifier,
-        signals: Signals, *, grace_s: float, idle_exit_s: float | None, now: Callable[[], float] = time.monotonic,
+        signals: Signals, *, grace_s: float, idle_exit_s: float | None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._endpoint, self._service, self._workers = endpoint, service, list(workers)
         self._verifier, self._signals, self._now = verifier, signals, now

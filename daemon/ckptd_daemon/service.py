@@ -13,9 +13,9 @@ from ckptd.names import check_run_name
 from ckptd_daemon.clients import Clients
 from ckptd_daemon.lifecycle import State
 from ckptd_daemon.lookup import Lookup
-from ckptd_daemon.pipeline import Pipeline, holds_snapshot
+from ckptd_daemon.pipeline import Pipeline
 from ckptd_daemon.sessions import Session
-from ckptd_daemon.slotpool import SlotPool
+from ckptd_daemon.slotpool import SlotPool, holds_snapshot
 from ckptd_daemon.snapshots import Snapshot
 
 log = logging.getLogger(__name__)

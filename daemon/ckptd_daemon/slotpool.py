@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ckptd.errors import ProtocolError
-from ckptd.slots import Slot, SlotState
+from ckptd.slots import Slot, SlotHeader, SlotState
 from ckptd_daemon.room import Room, check_room, rooms_for
 
 log = logging.getLogger(__name__)
@@ -121,3 +121,8 @@ def state_of(slot: Slot) -> SlotState | None:
         return slot.header().state
     except ProtocolError:
         return None
+
+
+def holds_snapshot(header: SlotHeader) -> bool:
+    """Whether a slot holds a snapshot that must be written."""
+    return header.state in (SlotState.SEALED, SlotState.WRITING)

@@ -81,11 +81,12 @@ def _client(session: Session) -> dict[str, Any]:
 
 
 def _slots(pool: SlotPool, client_id: str) -> list[dict[str, Any]]:
-    found = [(slot, state_of(slot)) for slot in pool.of(client_id)]
-    return [
-        {"name": slot.name, "bytes": slot.capacity, "state": state.name.lower() if state is not None else "damaged"}
-        for slot, state in found
-    ]  # fmt: skip
+    slots = []
+    for slot in pool.of(client_id):
+        state = state_of(slot)
+        word = state.name.lower() if state is not None else "damaged"
+        slots.append({"name": slot.name, "bytes": slot.capacity, "state": word})
+    return slots
 
 
 def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:
