@@ -1,0 +1,74 @@
+"""A catalogue and a writer that only remember what they were told, for tests of what is around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ckptd.descriptor import Descriptor
+
+
+class FakeCatalogue:
+    """As ckptd_daemon.catalogue.Catalogue."""
+
+    def __init__(self, run: str, events: list[str]) -> None:
+        self.run, self.run_id, self.highest_sequence = run, "f" * 32, 0
+        self.names: dict[tuple[str, int], str] = {}
+        self.proved: set[str] = set()
+        self.events = events
+        self.verdict = "verified"
+
+    def open(self) -> list[str]:
+        return []
+
+    def position_for(self, descriptor: Descriptor, sequence: int) -> Any:
+        return sequence
+
+    def added(self, committed: Any) -> None:
+        self.names[committed.key] = committed.name
+        self.events.append(f"added {committed.name}")
+
+    def find(self, client_id: str, snapshot: int) -> str | None:
+        return self.names.get((client_id, snapshot))
+
+    def unverified(self) -> list[str]:
+        return sorted(set(self.names.values()) - self.proved)
+
+    def rescan(self) -> list[str]:
+        self.events.append("rescan")
+        return []
+
+    def apply_report(self, report: Any) -> str:
+        self.proved.add(report.name)
+        return self.verdict
+
+    def apply_retention(self, policy: Any) -> list[Any]:
+        self.events.append("retention")
+        return []
+
+    def write_index(self) -> None:
+        self.events.append("index")
+
+    def summary(self) -> dict[str, Any]:
+        return {"checkpoints": len(self.names)}
+
+
+class FakeCommit:
+    """As ckptd.commit.commit_snapshot: keeps the bytes, or raises the next of `errors`."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+        self.errors: list[Exception | None] = []
+        self.written: list[tuple[str, int, int, bytes]] = []  #: run, step, sequence, bytes
+
+    def __call__(self, run_dir: Path, descriptor: Descriptor, data: memoryview, position: Any, /) -> Any:
+        if self.errors and (error := self.errors.pop(0)) is not None:
+            self.events.append(f"failed {descriptor.step}")
+            raise error
+        self.written.append((run_dir.name, descriptor.step, position, bytes(data)))
+        name = f"step-{descriptor.step:09d}"
+        self.events.append(f"committed {descriptor.step}")
+        return SimpleNamespace(
+            name=name, bytes=len(data), seconds=0.01, key=(descriptor.client_id, descriptor.snapshot)
+        )
