@@ -5,7 +5,8 @@ the user's inotify watches, not 10,000, and a checkpoint being written causes no
 What changes *inside* a folder is found by the listing that the verifier repeats anyway.
 
 Events are a shortcut, never the proof that nothing happened: when they fail in any way (no instance, no
-watch, queue overflow, a thread of watchdog's dying) the watch says so once, with the limit's name, and is stopped.
+watch, queue overflow, a thread of watchdog's dying) the watch says so once, with the limit's name; stop it
+then.
 """
 
 from __future__ import annotations
