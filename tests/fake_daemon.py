@@ -117,7 +117,7 @@ class FakeDaemon:
         while not self._stop.is_set():
             while not self._todo.empty():
                 self._todo.get()()
-            if self.silent or not self._socket.poll(5):
+            if self.silent or not self._socket.poll(5) or self.silent:
                 self._stop.wait(0.002)
                 continue
             identity, data = self._socket.recv_multipart()
