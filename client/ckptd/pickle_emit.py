@@ -19,7 +19,7 @@ from ckptd.descriptor import TensorSpec
 from ckptd.errors import UnstorableState
 from ckptd.pickled_numbers import packed_items
 from ckptd.storage_types import DTYPE_NAMES, STORAGE_TYPES
-from ckptd.tree_columns import MAX_INT_BYTES
+from ckptd.tree_columns import MAX_INT_BYTES, signed_bytes
 from ckptd.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue, TensorRef
 
 _DEVICE: Final = re.compile(r"([a-z_]{1,32})(?::([0-9]{1,4}))?", re.ASCII)
@@ -134,7 +134,7 @@ class _Emitter:
             self.out += b"J" + value.to_bytes(4, "little", signed=True)  # BININT
         else:
             # LONG1 is the longest integer the weights_only loader knows.
-            size = (value if value >= 0 else ~value).bit_length() // 8 + 1
+            size = signed_bytes(value)
             if size > MAX_INT_BYTES:
                 raise UnstorableState(
                     "integer too long", seen=f"{size} bytes", wanted=f"at most {MAX_INT_BYTES}"

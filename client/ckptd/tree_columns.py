@@ -18,6 +18,11 @@ from ckptd.values import DeviceValue, DtypeValue, SizeValue, TensorRef
 MAX_INT_BYTES: Final = 255
 
 
+def signed_bytes(value: int) -> int:
+    """How many bytes the shortest two's complement form of value has."""
+    return (value if value >= 0 else ~value).bit_length() // 8 + 1
+
+
 class Op(IntEnum):
     """What a node is, and what it takes from the columns."""
 

@@ -10,7 +10,7 @@ from typing import Any
 from ckptd import keypath
 from ckptd.errors import UnstorableState
 from ckptd.limits import MAX_TREE_DEPTH, MAX_TREE_NODES
-from ckptd.tree_columns import MAX_INT_BYTES, Columns, Op, is_element, little_endian
+from ckptd.tree_columns import MAX_INT_BYTES, Columns, Op, is_element, little_endian, signed_bytes
 from ckptd.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue, TensorRef
 
 _STRINGS = frozenset({str})
@@ -142,7 +142,7 @@ class TreeWriter:
             self._ops.append(_INT)
             self._ints.append(value)
             return
-        size = value.bit_length() // 8 + 1
+        size = signed_bytes(value)
         if size > MAX_INT_BYTES:
             raise _Unstorable("integer too long", f"{size} bytes, at most {MAX_INT_BYTES} can be read back")
         self._blob(_BIG, value.to_bytes(size, "little", signed=True))
