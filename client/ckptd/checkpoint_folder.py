@@ -20,7 +20,7 @@ from ckptd.errors import CorruptCheckpoint, SaveFailed
 from ckptd.lineage import Position
 from ckptd.names import INDEX_FILE, META_FILE, TABLE_FILE
 from ckptd.plan import CheckpointPlan, FilePlan, SlotRange
-from ckptd.records import CheckpointIndex, ShardRecord, index_from_bytes, index_to_bytes, sealed
+from ckptd.records import CheckpointIndex, ShardRecord, index_from_bytes, index_to_bytes
 
 
 class Disk(Protocol):
@@ -48,24 +48,26 @@ def write_folder(
     written = _write_files(temp, plan.files, data, disk, threads or len(os.sched_getaffinity(0)))
     table = disk.write_new(temp / TABLE_FILE, [plan.table])
     durable.crash_point("before-index")
-    index = sealed(_index(descriptor, position, plan, written, table))
-    disk.write_new(temp / INDEX_FILE, [_readable(index, temp)])
+    data_of_index, index = _readable(_index(descriptor, position, plan, written, table), temp)
+    disk.write_new(temp / INDEX_FILE, [data_of_index])
     durable.crash_point("after-index")
     disk.fsync_dir(temp)
     durable.crash_point("after-folder-sync")
     return index
 
 
-def _readable(index: CheckpointIndex, temp: Path) -> bytes:
-    """The index's bytes, read back once: what a reader would refuse must not be committed."""
-    data = index_to_bytes(index)
+def _readable(index: CheckpointIndex, temp: Path) -> tuple[bytes, CheckpointIndex]:
+    """The index's bytes, and what a reader makes of them: what it would refuse must not be committed."""
+    where = str(temp / INDEX_FILE)
     try:
-        index_from_bytes(data, str(temp / INDEX_FILE))
+        data = index_to_bytes(index)
+        return data, index_from_bytes(data, where)
     except CorruptCheckpoint as error:
         raise SaveFailed(
             "its index would be refused", where=error.where, seen=f"{error.what} {error.seen}"
         ) from error
-    return data
+    except (ValueError, TypeError) as error:
+        raise SaveFailed("its index can't be written", where=where, seen=str(error)) from error
 
 
 class _Content:
