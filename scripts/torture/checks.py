@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from ckptd.records import CheckpointIndex, read_index
-from ckptd.verification import check
 from evidence import Journals, Key
 from trainer import digest_of
 
 import ckptd
 from ckptd.errors import CkptdError
 from ckptd.names import parse_step_folder
+from ckptd.records import CheckpointIndex, read_index
+from ckptd.verification import check
 
 
 @dataclass
@@ -36,7 +36,7 @@ def read_checkpoints(run_dir: Path) -> Found:
             found.faults.append(f"{path.name} is not valid: {'; '.join(report.faults)}")
             continue
         index = read_index(path)
-        found.by_key[(index.client_id, index.snapshot)].append((path, index))
+        found.by_key[(int(index.metrics["trainer"]), index.snapshot)].append((path, index))
     return found
 
 
@@ -71,24 +71,24 @@ def nothing_else_is_there(found: Found, journals: Journals) -> list[str]:
     """A checkpoint nobody sealed can only be one whose trainer died between sealing and writing that down."""
     extra = [key for key in found.by_key if key not in journals.sealed]
     faults = [f"snapshot {key} is on disk twice" for key in extra if len(found.by_key[key]) > 1]
-    clients = [client for client, _ in extra]
+    trainers = [trainer for trainer, _ in extra]
     faults += [
-        f"client {c} has two checkpoints that it never sealed" for c in set(clients) if clients.count(c) > 1
+        f"trainer {t} never sealed two of its checkpoints" for t in set(trainers) if trainers.count(t) > 1
     ]
     return faults
 
 
 def sequences_are_in_order(found: Found) -> list[str]:
-    """No sequence twice; one client's snapshots in the order in which they were taken."""
-    all_of_them = [
-        (index.client_id, index.snapshot, index.sequence) for v in found.by_key.values() for _, index in v
-    ]
+    """No sequence twice; one trainer's snapshots in the order in which they were taken."""
+    all_of_them = [(*key, index.sequence) for key, there in found.by_key.items() for _, index in there]
     sequences = [sequence for _, _, sequence in all_of_them]
     faults = [f"sequence {s} was given twice" for s in set(sequences) if sequences.count(s) > 1]
     ordered = sorted(all_of_them)
-    for (client, _, before), (other, snapshot, after) in pairwise(ordered):
-        if client == other and after <= before:
-            faults.append(f"snapshot {(client, snapshot)} has sequence {after}, its predecessor has {before}")
+    for (trainer, _, before), (other, snapshot, after) in pairwise(ordered):
+        if trainer == other and after <= before:
+            faults.append(
+                f"snapshot {(trainer, snapshot)} has sequence {after}, its predecessor has {before}"
+            )
     return faults
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ckptd.errors import CkptdError
 from ckptd.names import parse_work_folder
+from ckptd.slot_header import SlotState
 from ckptd.slots import Slot
 
-Key = tuple[str, int]  # client id, its snapshot number
+Key = tuple[int, int]  # number of the trainer, of its snapshot
 
 
 @dataclass
@@ -22,8 +25,8 @@ class Journals:
     Attributes:
         folder: Where they are.
         begun: Snapshots that trainers began.
-        sealed: snapshot() returned: (client, snapshot) → digest of the state at the call.
-        acked: The client was told that it is durable: (client, snapshot) → sequence.
+        sealed: snapshot() returned: (trainer, snapshot) → digest of the state at the call.
+        acked: The client was told that it is durable: (trainer, snapshot) → sequence.
         failed: The client was told that it isn't: never expected here.
         resumed: Steps that trainers resumed from; None for a fresh start.
     """
@@ -49,7 +52,7 @@ class Journals:
         return self
 
     def _take(self, event: dict[str, Any]) -> None:
-        key = (event["client"], event.get("snapshot", 0))
+        key = (event["trainer"], event.get("snapshot", 0))
         match event["event"]:
             case "begin":
                 self.begun += 1
@@ -70,21 +73,32 @@ def temp_folders(run_dir: Path) -> list[str]:
     return [path.name for path in run_dir.iterdir() if parse_work_folder(path.name)]
 
 
-def slot_states(shm: Path) -> Counter[str]:
-    """How many slots under the shared-memory folder are in which state."""
-    states: Counter[str] = Counter()
+def being_written(run_dir: Path) -> bool:
+    """Whether a snapshot is being written (sequence 0 is the run's index, a cache)."""
+    work = [parse_work_folder(name) for name in temp_folders(run_dir)]
+    return any(found is not None and found[0] == "tmp" and found[1] > 0 for found in work)
+
+
+@contextlib.contextmanager
+def open_slots(shm: Path) -> Iterator[list[Slot]]:
+    """All slots under the shared-memory folder, open: looking at their states is then quick."""
+    slots: list[Slot] = []
     for path in shm.glob("*/slot-*"):
-        try:
-            slot = Slot.open(path)
-        except (CkptdError, OSError):
-            states["unreadable"] += 1
-            continue
-        try:
-            states[slot.header().state.name.lower()] += 1
-        except CkptdError:
-            states["unreadable"] += 1
-        finally:
+        with contextlib.suppress(CkptdError, OSError):
+            slots.append(Slot.open(path))
+    try:
+        yield slots
+    finally:
+        for slot in slots:
             slot.close()
+
+
+def states_of(slots: list[Slot]) -> Counter[SlotState]:
+    """How many slots are in which state; one whose header is just changing counts nowhere."""
+    states: Counter[SlotState] = Counter()
+    for slot in slots:
+        with contextlib.suppress(CkptdError):
+            states[slot.header().state] += 1
     return states
 
 

@@ -18,8 +18,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import checks
 import evidence
-from ckptd.series import latest_valid
 from victims import PATIENCE_S, Daemon, Fault, Trainers, wait_gone
+
+from ckptd.series import latest_valid
+from ckptd.slot_header import SlotState
 
 RUN = "torture"
 KEEP_LAST = 1_000_000  # retention must not be the reason that something is missing
@@ -78,29 +80,32 @@ class Torture:
             time.sleep(self.random.uniform(0.0, 0.4))
             return
         deadline = time.monotonic() + AIM_S
-        while not self._in_reach(target) and time.monotonic() < deadline:
+        if target == "trainer" or (target == "both" and self.random.random() < 0.5):
+            with evidence.open_slots(self.shm) as slots:
+                while not evidence.states_of(slots)[SlotState.FILLING] and time.monotonic() < deadline:
+                    pass
+            return
+        while not evidence.being_written(self.run_dir) and time.monotonic() < deadline:
             pass
         time.sleep(self.random.choice((0.0, 0.001, 0.003)))
 
-    def _in_reach(self, target: str) -> bool:
-        if target == "trainer":
-            return evidence.slot_states(self.shm)["filling"] > 0
-        return bool(evidence.temp_folders(self.run_dir))
-
     def _kill(self, target: str) -> None:
         trainer, record = self.trainers.current, self.daemon.record()
+        if trainer is not None and target in ("trainer", "both"):
+            trainer.kill()
         if record is not None and target in ("daemon", "both"):
             os.kill(record.pid, signal.SIGKILL)
         if trainer is not None and target in ("trainer", "both"):
-            trainer.kill()
             trainer.wait(PATIENCE_S)
         if record is not None and target in ("daemon", "both"):
             wait_gone(record)
             # A trainer that still lives may start the next daemon at once, which cleans up: look quickly.
-            self.hits["write"] += bool(evidence.temp_folders(self.run_dir))
-        states = evidence.slot_states(self.shm)
-        self.hits["copy"] += bool(states["filling"]) and target != "daemon"
-        self.hits["pending"] += bool(states["sealed"] + states["writing"])
+            self.hits["write"] += evidence.being_written(self.run_dir)
+        with evidence.open_slots(self.shm) as slots:
+            states = evidence.states_of(slots)
+        # only when both died: a daemon that lives frees the slot of a dead trainer at once
+        self.hits["copy"] += states[SlotState.FILLING] > 0 and target == "both"
+        self.hits["pending"] += states[SlotState.SEALED] + states[SlotState.WRITING] > 0
         self.kills[target] += 1
 
     def _check_now(self) -> None:
@@ -146,6 +151,7 @@ class Torture:
         return {
             "begun": journals.begun, "sealed": len(journals.sealed), "acknowledged": len(journals.acked),
             "on disk": sum(map(len, found.by_key.values())), "trainers": len(journals.resumed),
+            "killed in snapshot()": journals.begun - len(journals.sealed),
             "resumed above 0": sum(step is not None and step > 0 for step in journals.resumed),
         }  # fmt: skip
 
@@ -165,6 +171,7 @@ def proved_nothing(torture: Torture, counts: dict[str, int]) -> list[str]:
     doubts = [f"no kill of {target}" for target in TARGETS if not torture.kills[target]]
     doubts += [] if torture.hits["write"] else ["no kill during a write"]
     doubts += [] if torture.hits["pending"] else ["no kill while sealed snapshots were waiting"]
+    doubts += [] if counts["killed in snapshot()"] else ["no kill of a trainer inside snapshot()"]
     doubts += [
         f"{name}: 0" for name in ("sealed", "acknowledged", "on disk", "resumed above 0") if not counts[name]
     ]

@@ -22,13 +22,18 @@ FOLLOWED_TICKETS = 64
 
 
 class Journal:
-    """Append-only, one write per event."""
+    """Append-only, one write per event.
+
+    Attributes:
+        trainer: The trainer's number, from the file's name; its checkpoints carry it as a metric.
+    """
 
     def __init__(self, path: Path) -> None:
+        self.trainer = int(path.name.rpartition("-")[2])
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(self, event: str, **fields: Any) -> None:
-        os.write(self._fd, (json.dumps({"event": event, **fields}) + "\n").encode())
+        os.write(self._fd, (json.dumps({"event": event, "trainer": self.trainer, **fields}) + "\n").encode())
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -52,14 +57,18 @@ def digest_of(model: dict[str, torch.Tensor], moments: dict[str, dict[str, torch
 
     digest = hashlib.sha256(repr((train["step"], train["losses"][-3:])).encode())
     for name in sorted(model):
-        for tensor in (model[name], moments[name]["exp_avg"], moments[name]["exp_avg_sq"]):
+        for tensor in (
+            model[name],
+            moments[f"model.{name}"]["exp_avg"],
+            moments[f"model.{name}"]["exp_avg_sq"],
+        ):
             digest.update(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
 def live_digest(model: nn.Module, optimizer: torch.optim.Optimizer, train: ckptd.TrainState) -> str:
     named = dict(model.named_parameters())
-    moments = {name: optimizer.state[parameter] for name, parameter in named.items()}
+    moments = {f"model.{name}": optimizer.state[parameter] for name, parameter in named.items()}
     return digest_of(dict(named), moments, {"step": train.step, "losses": train.losses})
 
 
@@ -68,7 +77,7 @@ def run(client: ckptd.Client, journal: Journal, stop: Path) -> None:
     train = ckptd.TrainState()
     state = {"model": model, "optimizer": optimizer, "train": train}
     resumed = client.restore(state)
-    journal.write("resumed", client=client.client_id, step=resumed.step if resumed else None)
+    journal.write("resumed", step=resumed.step if resumed else None)
     pending: list[ckptd.Ticket] = []
     while not stop.exists():
         for _ in range(SNAPSHOT_EVERY_STEPS):
@@ -76,26 +85,22 @@ def run(client: ckptd.Client, journal: Journal, stop: Path) -> None:
             train.losses.append(train_step(model, optimizer))
             del train.losses[:-100]
         digest = live_digest(model, optimizer, train)
-        journal.write("begin", client=client.client_id, step=train.step)
-        ticket = client.snapshot(train.step, state, metrics={"loss": train.losses[-1]})
-        journal.write(
-            "sealed", client=client.client_id, snapshot=ticket.snapshot, step=train.step, digest=digest
-        )
-        pending = report(journal, client, [*pending, ticket])
+        journal.write("begin", step=train.step)
+        ticket = client.snapshot(train.step, state, metrics={"trainer": journal.trainer})
+        journal.write("sealed", snapshot=ticket.snapshot, step=train.step, digest=digest)
+        pending = report(journal, [*pending, ticket])
     client.drain(60.0)
-    report(journal, client, pending)
+    report(journal, pending)
 
 
-def report(journal: Journal, client: ckptd.Client, pending: list[ckptd.Ticket]) -> list[ckptd.Ticket]:
+def report(journal: Journal, pending: list[ckptd.Ticket]) -> list[ckptd.Ticket]:
     """Write down what was acknowledged; returns the tickets that are still on their way."""
     left = []
     for ticket in pending:
         if ticket.state in ("committed", "verified"):
-            journal.write(
-                "acked", client=client.client_id, snapshot=ticket.snapshot, sequence=ticket.sequence
-            )
+            journal.write("acked", snapshot=ticket.snapshot, sequence=ticket.sequence)
         elif ticket.state in ("failed", "superseded", "corrupt"):
-            journal.write("failed", client=client.client_id, snapshot=ticket.snapshot, state=ticket.state)
+            journal.write("failed", snapshot=ticket.snapshot, state=ticket.state)
         else:
             left.append(ticket)
     return left
