@@ -3,11 +3,9 @@
 Used by the one thread that changes the disk, under the root's lock.
 
 What must be true:
-- Nothing is removed that wasn't looked at again just before: its index is the one the decision was made on, and
-  the checkpoints that make it dispensable still have the files that were verified.
 - A start removes nothing, whatever became of the run's index: retention needs a checkpoint committed since.
-- Only what provably belongs to the run is moved or removed, and never the last one of the line: a run with only
-  a corrupt checkpoint must say so, and not look like one that never began.
+- Only what provably belongs to the run is moved or removed, and never the last one of the line: a run with
+  only a corrupt checkpoint must say so, and not look like one that never began.
 """
 
 from __future__ import annotations
@@ -15,38 +13,25 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptd.commit import Committed, Position
 from ckptd.decisions import write_birth
 from ckptd.descriptor import Descriptor
-from ckptd.errors import CorruptCheckpoint
 from ckptd.names import parse_step_folder
-from ckptd.records import read_index
 from ckptd.rootdir import Root
 from ckptd.run_index import write_run_index
 from ckptd.series_entries import Entry, position_after
 from ckptd.verification import Report
 from ckptd_daemon.policy import RetentionPolicy
+from ckptd_daemon.pruning import Removed, judged, prune
 from ckptd_daemon.quarantine import quarantine
-from ckptd_daemon.retention import Verdict, best_first, decide
+from ckptd_daemon.retention import Verdict
 from ckptd_daemon.run_view import RunView
 from ckptd_daemon.trash import Trash
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Removed:
-    """A checkpoint that retention took out of the run, and why."""
-
-    name: str
-    step: int
-    sequence: int
-    bytes: int
-    reasons: tuple[str, ...]
 
 
 class Catalogue:
@@ -137,14 +122,12 @@ class Catalogue:
         Returns:
             "verified", "corrupt" or "gone".
         """
+        self.rescan()
         entry = None if report.gone else self._reported(report)
         if entry is None:
-            self.rescan()
             return "gone"
         if not report.ok:
-            self._condemn(
-                entry, report.faults[0] if report.faults else "its check failed", len(report.faults)
-            )
+            self._condemn(entry, report)
             return "corrupt"
         self._view.mark(entry, report)
         log.info(
@@ -153,7 +136,7 @@ class Catalogue:
             entry.name,
             report.bytes,
             report.how,
-        )
+        )  # fmt: skip
         return "verified"
 
     def write_index(self) -> None:
@@ -168,7 +151,7 @@ class Catalogue:
 
     def verdicts(self, policy: RetentionPolicy) -> list[Verdict]:
         """What the policy says of each checkpoint now, with the reasons; changes nothing."""
-        return decide(self._view.candidates(), policy, unreadable=self._view.unreadable_decisions())
+        return judged(self._view, policy)
 
     def apply_retention(self, policy: RetentionPolicy) -> list[Removed]:
         """Remove what the policy doesn't keep, if anything was committed since the start.
@@ -178,32 +161,21 @@ class Catalogue:
         self.rescan()
         self._view.read_decisions()
         self._retry_quarantine()
-        if not self._committed:
-            return []
-        self._distrust_changed(policy)
-        doomed = [self._removal(verdict) for verdict in self.verdicts(policy) if not verdict.keep]
-        still = [removal for removal in doomed if removal is not None]
-        gone = set(self._trash.throw([(removal.name, removal.sequence) for removal in still]))
-        self._view.drop(gone)
-        removed = [removal for removal in still if removal.name in gone]
-        for one in removed:
-            log.info("retention.removed run=%s name=%s: %s", self.run, one.name, "; ".join(one.reasons))
-        return removed
+        return prune(self._view, policy, self._trash) if self._committed else []
 
     def summary(self) -> dict[str, Any]:
         """For `ckptd status`: counts, the newest committed and the newest verified one, what is wrong."""
-        entries = self._view.series.entries
+        view = self._view
+        entries = view.series.entries
         line = [
-            e
-            for e in entries
-            if e.own and e.on_line and e.index is not None and e.name not in self._view.failed
+            e for e in entries if e.own and e.on_line and e.index is not None and e.name not in view.failed
         ]
-        verified = [e for e in line if e.verified]
         return {
             "run": self.run, "run_id": self.run_id, "checkpoints": len(entries),
             "verified": sum(e.verified for e in entries),
             "bytes": sum(e.index.total_bytes for e in entries if e.index is not None),
-            "last_committed": _brief(line), "last_verified": _brief(verified), "problems": list(self._problems()),
+            "last_committed": _brief(line), "last_verified": _brief([e for e in line if e.verified]),
+            "problems": list(self._problems()),
         }  # fmt: skip
 
     # --- inside -----------------------------------------------------------------------------------
@@ -234,12 +206,13 @@ class Catalogue:
             entry = self._view[report.name]
         return entry if fits(entry) else None
 
-    def _condemn(self, entry: Entry, fault: str, faults: int) -> None:
-        self._view.unmark(entry.name, fault)
-        more = f" (and {faults - 1} more faults)" if faults > 1 else ""
+    def _condemn(self, entry: Entry, report: Report) -> None:
+        first = report.faults[0] if report.faults else "its check failed"
+        more = f" (and {len(report.faults) - 1} more faults)" if len(report.faults) > 1 else ""
+        self._view.fail(entry.name, first, report)
         log.error(
             "checkpoint.corrupt run=%s name=%s %s%s; %s",
-            self.run, entry.name, fault, more, self._next_valid(entry),
+            self.run, entry.name, first, more, self._next_valid(entry),
         )  # fmt: skip
         self._move_away(entry)
 
@@ -252,11 +225,11 @@ class Catalogue:
         return f"step {before[-1].step} ({before[-1].name}) is the newest valid one before it"
 
     def _move_away(self, entry: Entry) -> None:
-        """To quarantine, if it is ours and not the last one of the line."""
+        """To quarantine, if it is ours, as it was when it failed, and not the last one of the line."""
         rest = [
             e for e in self._view.series.entries if e.own and e.on_line and e.name not in self._view.failed
         ]
-        if not entry.own or entry.sequence is None or not rest:
+        if not entry.own or entry.sequence is None or not rest or not self._view.still_failed(entry.name):
             return
         try:
             target = quarantine(entry.path, self.run_id)
@@ -273,38 +246,6 @@ class Catalogue:
         for entry in self._view.series.entries:
             if entry.name in self._view.failed:
                 self._move_away(entry)
-
-    def _distrust_changed(self, policy: RetentionPolicy) -> None:
-        """Unmark those whose loss would hurt (the newest verified one, the best) until they have their old files."""
-        while suspects := [name for name in self._pillars(policy) if not self._view.unchanged(name)]:
-            for name in suspects:
-                log.warning(
-                    "checkpoint.changed run=%s name=%s; verified again before it counts", self.run, name
-                )
-                self._view.unmark(name)
-
-    def _pillars(self, policy: RetentionPolicy) -> list[str]:
-        line = [c for c in self._view.candidates() if c.own and c.on_line and c.verified and not c.failed]
-        best = best_first(line, policy.monitor, policy.mode) if policy.monitor and policy.mode else []
-        return [candidate.name for candidate in (*line[-1:], *best[:1])]
-
-    def _removal(self, verdict: Verdict) -> Removed | None:
-        """The removal that a verdict asks for; None when what is on disk isn't what it was decided on."""
-        entry = self._view[verdict.name]
-        if entry is None or entry.index is None:
-            return None
-        try:
-            same = read_index(entry.path).index_sha256 == entry.index.index_sha256
-        except FileNotFoundError:
-            same = not entry.path.exists()  # gone already, by hand
-        except (CorruptCheckpoint, OSError):
-            same = False
-        if not same:
-            return None
-        return Removed(
-            name=entry.name, step=entry.step, sequence=entry.index.sequence, bytes=entry.index.total_bytes,
-            reasons=verdict.reasons,
-        )  # fmt: skip
 
 
 def _brief(entries: list[Entry]) -> dict[str, Any] | None:

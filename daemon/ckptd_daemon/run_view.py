@@ -1,7 +1,7 @@
 """What the daemon knows of one run between two looks at its folder: entries, marks, failures, the line.
 
-Folders and decisions are the truth. This is read from them, kept up with what the daemon itself does, and read
-anew whenever the names in the folder differ. It changes nothing on disk.
+Folders and decisions are the truth. This is read from them, kept up with what the daemon itself does, and
+read anew whenever the names in the folder differ. It changes nothing on disk.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class RunView:
         self.run = run
         self.run_dir: Path = root.run_dir(run)
         self.failed: dict[str, str] = {}
+        self._failed_as: dict[str, str] = {}
         self.decisions_unread = ""
         self._moved: set[int] = set()
         self._by_snapshot: dict[tuple[str, int], str] = {}
@@ -109,12 +110,20 @@ class RunView:
         )  # fmt: skip
         self._set([replace(e, verified=True) if e.name == entry.name else e for e in self.series.entries])
 
-    def unmark(self, name: str, fault: str = "") -> None:
-        """It isn't verified any more; with a fault: it failed its check, and stays in place."""
+    def unmark(self, name: str) -> None:
+        """It isn't verified any more."""
         self._marks.pop(name, None)
-        if fault:
-            self.failed[name] = fault
         self._set([replace(e, verified=False) if e.name == name else e for e in self.series.entries])
+
+    def fail(self, name: str, fault: str, report: Report) -> None:
+        """It failed its check, and is still in place."""
+        self.failed[name] = fault
+        self._failed_as[name] = report.stat_signature
+        self.unmark(name)
+
+    def still_failed(self, name: str) -> bool:
+        """Whether it failed its check and hasn't changed since, as far as a look tells."""
+        return name in self.failed and self._failed_as.get(name) == stat_signature(self.run_dir / name)
 
     def unchanged(self, name: str) -> bool:
         """Whether a verified one still has the files that were verified, as far as a look tells."""
@@ -158,12 +167,15 @@ class RunView:
         )  # fmt: skip
 
     def _read(self, series: Series) -> None:
-        """Take over what was read from disk; what it calls verified comes from the run's index, ours is newer."""
+        """Take over what was read from disk; of what is ours and what is verified, we know more."""
         self._moved |= list_run(self.run_dir).moved
         self.series = series
         there = {entry.name for entry in series.entries}
         self.failed = {name: fault for name, fault in self.failed.items() if name in there}
-        self._set([replace(entry, verified=self._is_marked(entry)) for entry in series.entries])
+        self._set([replace(e, own=self._is_own(e), verified=self._is_marked(e)) for e in series.entries])
+
+    def _is_own(self, entry: Entry) -> bool:
+        return entry.index is not None and entry.index.run_id == self.run_id
 
     def _is_marked(self, entry: Entry) -> bool:
         mark = self._marks.get(entry.name)

@@ -1,8 +1,8 @@
 """Deleting checkpoints of a run: renamed first, durably, unlinked then, so that none is ever half there.
 
 What must be true: nothing is unlinked under a name that a reader may offer, and a name that is gone stays
-gone after a power cut. What can't be deleted now (busy, immutable, a network file system) is warned of once and
-tried again each time.
+gone after a power cut. What can't be deleted now (busy, immutable, a network file system) is warned of once
+and tried again each time.
 """
 
 from __future__ import annotations
