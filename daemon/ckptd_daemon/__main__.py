@@ -49,7 +49,7 @@ def _settings(args: argparse.Namespace) -> DaemonSettings:
         counts = {name: value for name, value in given.items() if value is not None}
         policy = RetentionPolicy(**counts, monitor=monitor, mode=mode)
     return DaemonSettings(
-        root=Path(args.root), autostarted=args.autostarted, grace_s=args.grace_s,
+        root=Path(args.root), autostarted=args.autostarted, quiet=True, grace_s=args.grace_s,
         idle_exit_s=args.idle_exit_s, policy=policy, policy_run=args.run,
     )  # fmt: skip
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from ckptd import wire
 from ckptd.errors import CkptdError, NoDaemon, ProtocolError
-from ckptd.limits import MIB
 from ckptd.names import check_run_name
 from ckptd.slots import Slot
 from ckptd_daemon.disk import Disk, RunFacts
@@ -15,7 +14,7 @@ from ckptd_daemon.lifecycle import State
 from ckptd_daemon.pipeline import Pipeline
 from ckptd_daemon.reservations import Reservations
 from ckptd_daemon.sessions import Process, Session, Sessions, may_take_over, refusal
-from ckptd_daemon.slotpool import SlotPool, holds_snapshot, state_of
+from ckptd_daemon.slotpool import SlotPool, adoption_order, holds_snapshot, state_of
 from ckptd_daemon.snapshots import Snapshot
 from ckptd_daemon.worker import Worker
 
@@ -137,13 +136,13 @@ class Clients:
 
     def bury(self, session: Session) -> None:
         """A client has left or died: what it sealed is written, everything else of it is freed."""
-        for slot in self._pool.of(session.client_id):
-            if state_of(slot) is None:
-                self._pool.remove(slot)
-            elif holds_snapshot(slot.header()):
-                slot.disown()
-                self.pipeline.accept(slot, slot.header())
-            else:
+        slots = self._pool.of(session.client_id)
+        left = [slot for slot in slots if state_of(slot) is not None and holds_snapshot(slot.header())]
+        for slot in adoption_order(left):
+            slot.disown()
+            self.pipeline.accept(slot, slot.header())
+        for slot in slots:
+            if slot not in left:
                 self._pool.remove(slot)
         self._reservations.forget(session)
         self.sessions.remove(session)
@@ -183,6 +182,15 @@ def _line(snapshot: Snapshot) -> str:
     head = f"{snapshot.run} step {snapshot.step}: {snapshot.state.value}"
     if snapshot.error is not None:
         return f"{head}: {snapshot.error}"
-    mib = snapshot.nbytes / MIB
-    speed = mib / max(snapshot.seconds, 1e-9)
-    return f"{head} as {snapshot.name}, {mib:.1f} MiB in {snapshot.seconds:.2f} s ({speed:.0f} MiB/s)"
+    speed = snapshot.nbytes / max(snapshot.seconds, 1e-9)
+    return (
+        f"{head} as {snapshot.name}, {_size(snapshot.nbytes)} in {snapshot.seconds:.2f} s ({_size(speed)}/s)"
+    )
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

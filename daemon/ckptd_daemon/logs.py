@@ -15,7 +15,7 @@ _LOGGERS: Final = ("ckptd", "ckptd_daemon")
 _SAID: Final = "ckptd_daemon.said"
 _MOST_BYTES: Final = 8 * 1024 * 1024
 
-#: What `say` logs is also printed on stdout when the daemon runs in the foreground.
+#: What is logged here is printed on stdout when the daemon runs in the foreground, and nowhere else.
 say_log = logging.getLogger(_SAID)
 
 
@@ -73,6 +73,7 @@ def _file_handler(path: Path) -> logging.Handler:
     formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
+    handler.addFilter(lambda record: record.name != _SAID)  # events are logged in their own words
     return handler
 
 

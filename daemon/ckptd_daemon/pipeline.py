@@ -55,7 +55,6 @@ class Book:
     summary: Mapping[str, Any]
     ledger: Ledger = field(default_factory=Ledger)
     last_committed: Snapshot | None = None
-    last_verified: str = ""
     failed: int = 0
     last_failed: Snapshot | None = None
 
@@ -223,16 +222,10 @@ class Pipeline:
         if isinstance(result, Exception):
             log.error("report.not_applied run=%s name=%s error=%s", run, report.name, result)
             return
-        log.info(
-            "checkpoint.%s run=%s name=%s bytes=%d how=%s removed=%d",
-            result.verdict, run, report.name, report.bytes, report.how, result.removed,
-        )  # fmt: skip
         book = self.books.get(run)
         if book is None:
             return
         book.summary = result.summary
-        if result.verdict == "verified":
-            book.last_verified = report.name
         snapshot = book.ledger.named(report.name)
         if snapshot is not None and snapshot.state in (State.COMMITTED, State.VERIFIED):
             before = snapshot.state

@@ -48,6 +48,7 @@ class DaemonSettings:
     Attributes:
         root: The root; made when it is missing.
         autostarted: A client started it, nobody watches it: print nothing, leave when idle.
+        quiet: Print nothing. Default: a line on stdout per snapshot, unless autostarted.
         grace_s: How long attached clients are served after SIGTERM, SIGINT or SIGHUP. Default 30 s.
         idle_exit_s: Leave after so many seconds without clients and without work. None (default): after 60 s
             when autostarted, else never.
@@ -58,6 +59,7 @@ class DaemonSettings:
 
     root: Path
     autostarted: bool = False
+    quiet: bool = False
     grace_s: float = DEFAULT_GRACE_S
     idle_exit_s: float | None = None
     policy: RetentionPolicy | None = None
@@ -96,7 +98,7 @@ def run_daemon(settings: DaemonSettings) -> int:
     with RootLock(root):
         policies = _policies(root, settings)
         log_path = settings.log_path or root.service_dir / LOG_FILE
-        with Logs(log_path, to_stdout=not settings.autostarted):
+        with Logs(log_path, to_stdout=not (settings.autostarted or settings.quiet)):
             Daemon(root, settings, policies, str(log_path)).run()
     return 0
 

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from ckptd import durable
@@ -16,9 +16,8 @@ from ckptd.rootdir import Root
 from ckptd.slots import Slot, SlotHeader
 from ckptd_daemon.clients import Clients
 from ckptd_daemon.disk import Disk, RunFacts
-from ckptd_daemon.pipeline import MOST_SEQUENCE
 from ckptd_daemon.sessions import Process, Session
-from ckptd_daemon.slotpool import SlotPool, holds_snapshot
+from ckptd_daemon.slotpool import SlotPool, adoption_order, holds_snapshot
 
 log = logging.getLogger(__name__)
 
@@ -73,30 +72,19 @@ def adopt(disk: Disk, clients: Clients, pool: SlotPool) -> int:
     Slots of processes that live are kept, whatever their state: the client comes back to them. Of dead ones
     only those with a sealed snapshot are. Snapshots are written in the order in which they were accepted.
     """
-    kept: dict[str, Slot] = {}
-    headers: dict[str, SlotHeader] = {}
+    left = []
     for slot in pool.scan():
         header = slot.header()
         _keep_owner(clients, header)
         if holds_snapshot(header):
-            headers[slot.name], kept[slot.name] = header, slot
+            left.append(slot)
         elif clients.sessions.get(header.client_id) is None:
             log.info("slot.freed slot=%s state=%s", slot.name, header.state.name.lower())
             pool.remove(slot)
     taken: set[tuple[str, int]] = set()
-    for name in adoption_order(headers):
-        _adopt(disk, clients, kept[name], headers[name], taken)
+    for slot in adoption_order(left):
+        _adopt(disk, clients, slot, slot.header(), taken)
     return len(clients.pipeline.unwritten())
-
-
-def adoption_order(headers: Mapping[str, SlotHeader]) -> list[str]:
-    """In which order to adopt these slots of earlier daemons: as accepted, then as sealed."""
-
-    def place(name: str) -> tuple[str, int, str, int]:
-        header = headers[name]
-        return header.run, header.sequence or MOST_SEQUENCE + 1, header.client_id, header.snapshot
-
-    return sorted(headers, key=place)
 
 
 def _adopt(disk: Disk, clients: Clients, slot: Slot, header: SlotHeader, taken: set[tuple[str, int]]) -> None:

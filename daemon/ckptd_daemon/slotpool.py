@@ -126,3 +126,13 @@ def state_of(slot: Slot) -> SlotState | None:
 def holds_snapshot(header: SlotHeader) -> bool:
     """Whether a slot holds a snapshot that must be written."""
     return header.state in (SlotState.SEALED, SlotState.WRITING)
+
+
+def adoption_order(slots: Iterable[Slot]) -> list[Slot]:
+    """In which order to accept snapshots whose client is gone: as accepted before, then as sealed."""
+
+    def place(slot: Slot) -> tuple[str, bool, int, str, int]:
+        header = slot.header()
+        return header.run, header.sequence == 0, header.sequence, header.client_id, header.snapshot
+
+    return sorted(slots, key=place)

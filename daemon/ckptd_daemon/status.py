@@ -7,7 +7,7 @@
            "client": null | {"client_id", "pid", "version", "attached"},
            "queue": [SNAPSHOT…],               staged or being written, oldest first
            "last_committed": null | SNAPSHOT,  by this daemon process
-           "last_verified": "" | folder name,  the newest that this daemon process verified
+           "last_verified": "" | folder name,  the newest verified one on the line
            "failed": count, "last_failed": null | SNAPSHOT,
            "slots": [{"name", "bytes", "state"}],
            "series": the run as its catalogue sums it up}],
@@ -65,7 +65,7 @@ def _run(run: str, book: Book, session: Session | None, pool: SlotPool) -> dict[
         "client": None if session is None else _client(session),
         "queue": [_snapshot(snapshot) for snapshot in book.ledger.unwritten()[:_MOST_SNAPSHOTS]],
         "last_committed": _snapshot(book.last_committed),
-        "last_verified": book.last_verified,
+        "last_verified": (book.summary.get("last_verified") or {}).get("name", ""),
         "failed": book.failed,
         "last_failed": _snapshot(book.last_failed),
         "slots": [] if session is None else _slots(pool, session.client_id),
