@@ -43,7 +43,8 @@ def _number(name: str, value: Any) -> float:
     try:
         if isinstance(value, (str, bytes)) or value is None:
             raise TypeError
-        return float(value)
+        # A loss with a graph: torch warns when such a tensor is converted.
+        return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise InvalidArgument(
             "not a number", where=f"metrics[{name!r}]", seen=f"{type(value).__name__} {value!r}"[:100],
