@@ -147,6 +147,65 @@ def test_a_fork_is_on_disk_before_its_checkpoint(writer: Writer) -> None:
     assert latest(writer) == "step-000000003"  # recorded only: it changes nothing
 
 
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every sync and rename as it happens: "sync NAME" and "rename OLD NEW", temporary names as TMP."""
+    seen: list[str] = []
+    real_fsync, real_rename = os.fsync, os.rename
+
+    def short(path: str | os.PathLike[str]) -> str:
+        return "TMP" if parse_work_folder(Path(path).name) else Path(path).name
+
+    def fsync(fd: int) -> None:
+        seen.append(f"sync {short(os.readlink(f'/proc/self/fd/{fd}'))}")
+        real_fsync(fd)
+
+    def rename(old: Path, new: Path) -> None:
+        seen.append(f"rename {short(old)} {short(new)}")
+        real_rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    return seen
+
+
+def test_everything_is_synced_in_the_order_of_the_design(writer: Writer, order: list[str]) -> None:
+    del order[:]
+    done = commit_on(writer, FaultyDisk("nothing", FULL))
+    files = {file.name for file in done.path.iterdir()}
+    assert {line.removeprefix("sync ") for line in order[: len(files) - 2]} == files - {
+        "tensors.json",
+        "index.json",
+    }
+    assert order[len(files) - 2 :] == [
+        "sync tensors.json", "sync index.json", "sync TMP", "rename TMP step-000000200", "sync default",
+    ]  # fmt: skip
+
+
+def test_a_fork_is_durable_before_anything_of_its_checkpoint_is_written(
+    writer: Writer, order: list[str]
+) -> None:
+    for step in (1, 2):
+        writer.commit(step)
+    del order[:]
+    writer.commit(3, client_id="ef" * 16, base_sequence=1)
+    fork = next(line for line in order if "-fork-" in line)
+    at = order.index(fork)
+    assert order[at - 1 : at + 2] == ["sync TMP", fork, "sync decisions"]
+    assert order[at + 2] == "sync ckpt.pt"
+
+
+def test_on_a_fresh_root_every_new_folder_is_made_durable_in_its_parent(
+    tmp_path: Path, order: list[str]
+) -> None:
+    Writer(tmp_path / "deep" / "root")
+    assert [f"sync {tmp_path.name}", "sync deep"] == [
+        line for line in order if line in (f"sync {tmp_path.name}", "sync deep")
+    ]
+    assert "sync root" in order  # RUN in it
+    assert "sync default" in order  # decisions in it
+
+
 # --- killed at every point ------------------------------------------------------------------------
 
 KILLED = """

@@ -16,7 +16,8 @@ def index(
 ) -> CheckpointIndex:
     return CheckpointIndex(
         run="default", run_id=RUN_ID, client_id=client * 32, snapshot=snapshot,
-        sequence=sequence, parent=None, step=sequence * 100, saved_at=0.0, lineage=lineage or ((1, sequence),), run_seconds=0.0,
+        sequence=sequence, parent=None, step=sequence * 100, saved_at=0.0,
+        lineage=lineage or ((1, sequence),), run_seconds=0.0,
         layout="single", num_shards=0, shards=(), meta_sha256=None, meta_bytes=None,
         tensors_sha256="", tensors_bytes=0,
     )  # fmt: skip
