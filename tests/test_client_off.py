@@ -1,0 +1,145 @@
+"""daemon="off": the same series and lines, saved in the process itself, under the root's lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptd
+from ckptd import inline_writer
+from ckptd.errors import CheckpointWarning, CkptdError, NoSpace, OutcomeUnknown, RootLocked, SaveFailed
+from ckptd.names import work_folder
+from ckptd.rootdir import Root
+from ckptd_places import daemon_of, places
+from fake_daemon import wait_until
+
+__all__ = ["places"]
+
+
+@pytest.fixture
+def root(places: Path) -> Iterator[Path]:
+    yield places
+
+
+def state_of(value: float) -> dict[str, Any]:
+    return {"weights": torch.full((1000,), value)}
+
+
+def test_a_snapshot_is_committed_when_the_call_returns_and_no_daemon_is_needed(root: Path) -> None:
+    with ckptd.Client(root, daemon="off") as client:
+        assert client.restore(state_of(0.0)) is None
+        state = state_of(1.0)
+        ticket = client.snapshot(4, state, metrics={"loss": 0.5})
+        assert (ticket.state, ticket.sequence, ticket.error) == ("committed", 1, None)
+        assert ticket.path == root / "default" / "step-000000004"
+        state["weights"].fill_(9.0)
+        assert client.drain() == 0
+        client.wait()
+        assert client.status()["daemon"] is None
+        with pytest.raises(CkptdError, match="nobody verifies"):
+            ticket.wait("verified")
+        assert client.latest() is not None
+    assert daemon_of(root) is None
+    assert torch.equal(ckptd.load(ticket.path)["weights"], torch.full((1000,), 1.0))
+
+
+def test_lines_and_sequences_go_on_over_clients_with_and_without_a_daemon(root: Path) -> None:
+    with ckptd.Client(root, daemon="off") as client:
+        for step in (1, 2, 3):
+            client.snapshot(step, state_of(float(step)))
+    with ckptd.Client(root, daemon="off") as client:
+        state = state_of(0.0)
+        resumed = client.restore(state, step=1)
+        assert resumed is not None
+        assert resumed.sequence == 1
+        assert client.snapshot(2, state).sequence == 4
+        assert client.snapshot(3, state).sequence == 5
+    with ckptd.Client(root) as client:
+        resumed = client.restore(state)
+        assert resumed is not None
+        assert (resumed.sequence, resumed.path.name) == (5, "step-000000003.2")
+        assert client.snapshot(9, state).wait(timeout_s=30).sequence == 6
+
+
+def test_the_root_is_locked_against_a_daemon_and_a_daemons_root_against_it(root: Path) -> None:
+    with ckptd.Client(root, daemon="off"), pytest.raises(RootLocked, match=r'daemon="off"'):
+        ckptd.Client(root, start_timeout_s=1.0)
+    with ckptd.Client(root), pytest.raises(RootLocked, match="pid"):
+        ckptd.Client(root, daemon="off")
+
+
+def test_a_client_that_could_not_open_leaves_the_lock(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(inline_writer, "write_birth", fails)
+        with pytest.raises(SaveFailed, match="Input/output"):
+            ckptd.Client(root, daemon="off")
+    ckptd.Client(root, daemon="off").close()
+
+
+@pytest.mark.parametrize(
+    ("error", "state"), [(NoSpace("the disk is full"), "failed"), (OutcomeUnknown("no answer"), "unknown")]
+)
+def test_a_failure_is_a_warning_and_the_next_snapshot_works(
+    root: Path, monkeypatch: pytest.MonkeyPatch, error: CkptdError, state: str
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    with ckptd.Client(root, daemon="off") as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(inline_writer, "commit_snapshot", fails)
+            with pytest.warns(CheckpointWarning, match=f"step 1 was not saved: {error.what}"):
+                ticket = client.snapshot(1, state_of(1.0))
+            assert ticket.state == state
+        assert client.snapshot(2, state_of(2.0)).state == "committed"
+
+
+def test_what_a_killed_writer_left_is_cleared_away(root: Path) -> None:
+    with ckptd.Client(root, daemon="off") as client:
+        client.snapshot(1, state_of(1.0))
+    for kind in ("tmp", "trash"):
+        left = root / "default" / work_folder(kind, 7)
+        left.mkdir()
+        (left / "model.shard-000.pt").write_bytes(b"half")
+    foreign = root / "default" / ".tmp-notes"
+    foreign.mkdir()
+    with ckptd.Client(root, daemon="off") as client:
+        names = {path.name for path in (root / "default").iterdir()}
+        assert names == {"step-000000001", "decisions", ".tmp-notes"}
+        client.snapshot(2, state_of(2.0))
+
+
+def test_snapshots_that_wait_in_shared_memory_are_said_and_their_sequence_is_not_used_again(
+    root: Path,
+) -> None:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            client = ckptd.Client(root)
+            client.reserve(state_of(0.0))
+            record = daemon_of(root)
+            assert record is not None
+            os.kill(record.pid, signal.SIGSTOP)
+            client.snapshot(7, state_of(7.0))
+            os.kill(record.pid, signal.SIGKILL)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    wait_until(lambda: daemon_of(root) is None)
+    with pytest.warns(CheckpointWarning, match=r"1 snapshot\(s\).*ckptd start"):
+        client = ckptd.Client(root, daemon="off")
+    client.close()
+    with ckptd.Client(root) as client:
+        resumed = client.restore(state_of(0.0))
+        assert resumed is not None
+        assert resumed.step == 7
+    assert list(Root.for_reading(root).slot_path.iterdir()) == []
