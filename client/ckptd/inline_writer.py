@@ -9,6 +9,7 @@ import contextlib
 import mmap
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Iterator
 from typing import Any, Final
@@ -74,7 +75,7 @@ class InlineWriter:
     def reserve(self, size: int) -> None:
         """Have private memory of `size` bytes, touched."""
         if len(self._buffer) < size:
-            self._buffer.close()
+            self._unmap()
             self._buffer = mmap.mmap(-1, size)
             self._buffer.madvise(mmap.MADV_WILLNEED)
 
@@ -93,6 +94,7 @@ class InlineWriter:
             ticket.sequence = position.sequence
             done = commit_snapshot(self._root.run_dir(self._run), descriptor, data, position)
         except (NoSpace, SaveFailed, OutcomeUnknown) as error:
+            _forget_frames(error)
             ticket.become("unknown" if isinstance(error, OutcomeUnknown) else "failed", error=error)
             self._failures.failed(Failure(ticket.snapshot, ticket.step, error))
             return
@@ -146,11 +148,15 @@ class InlineWriter:
     def close(self, timeout_s: float) -> None:
         """Give the lock and the memory back."""
         self._root_lock.release()
-        self._buffer.close()
+        self._unmap()
 
     def abandon(self) -> None:
         """In a forked child all of this is the parent's (RootLock lets go of its descriptor by itself)."""
         self.lock = threading.RLock()
+
+    def _unmap(self) -> None:
+        with contextlib.suppress(BufferError):  # somebody's view of it still lives; it goes with that
+            self._buffer.close()
 
     def _look_into_slots(self) -> None:
         waiting = list(_sealed(self._root))
@@ -160,6 +166,14 @@ class InlineWriter:
                 f"run {self._run}: {len(mine)} snapshot(s) of an earlier client wait in shared memory; "
                 f"write them first with: ckptd start --root {self._root.path} --detach"
             )
+
+
+def _forget_frames(error: BaseException) -> None:
+    """An error that a ticket keeps must not keep the whole state alive through the frames it passed."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
 
 
 def _sealed(root: Root) -> Iterator[SlotHeader]:
