@@ -16,6 +16,8 @@ import torch
 
 from ckptd.checkpoint_reader import CheckpointReader
 from ckptd.errors import CkptdError, CorruptCheckpoint, InvalidArgument, UnknownSchema
+from ckptd.folder_files import open_folder, read_small_file
+from ckptd.limits import MAX_INDEX_BYTES
 from ckptd.names import INDEX_FILE, META_FILE, SINGLE_FILE, TABLE_FILE
 from ckptd.records import SCHEMA_V1, CheckpointIndex
 from ckptd.shard_tensors import ShardTensors
@@ -106,14 +108,21 @@ def _is_v1(path: Path) -> bool:
     """
     if path.is_file():
         return True
-    index = path / INDEX_FILE
+    if os.path.lexists(path / TABLE_FILE):
+        return False
     try:
-        with index.open("rb") as file:
-            return f'"{SCHEMA_V1}"'.encode() in file.read(1 << 20) and not (path / TABLE_FILE).exists()
-    except FileNotFoundError:
-        return (path / SINGLE_FILE).is_file() and not (path / TABLE_FILE).exists()
+        folder = open_folder(os.path.realpath(path))
     except OSError:
         return False
+    try:
+        index = read_small_file(folder, INDEX_FILE, str(path), MAX_INDEX_BYTES)
+        return f'"{SCHEMA_V1}"'.encode() in index
+    except FileNotFoundError:
+        return (path / SINGLE_FILE).is_file()
+    except (OSError, CorruptCheckpoint):
+        return False
+    finally:
+        os.close(folder)
 
 
 def _load_v1(path: str | os.PathLike[str], device: torch.device, only: Collection[str] | None) -> Loaded:

@@ -151,8 +151,8 @@ class Planner:
             if isinstance(live, torch.Generator) and live.device.type == "cpu":
                 self.problem(path, f"was on {stored.device}, the live generator is on the CPU")
             return lambda: _skip_generator(live, stored, path)
-        if type(stored) is not type(live) or _generator_kind(stored) != _generator_kind(live):
-            return self._wrong_kind(_generator_kind(live), _generator_kind(stored), path)
+        if type(stored) is not type(live) or _kind(stored) != _kind(live):
+            return self._wrong_kind(live, stored, path)
 
         def write() -> Any:
             _set_generator(live, stored)
@@ -183,7 +183,7 @@ class Planner:
     def _check_tensor(self, live: torch.Tensor, stored: Any, path: Path, *, shape_matters: bool) -> bool:
         """Whether stored can be copied into live bit for bit; notes what refuses the restore."""
         if not isinstance(stored, torch.Tensor):
-            self.problem(path, f"is {_say(stored)} in the checkpoint, a tensor in the live state")
+            self.problem(path, f"is {_kind(stored)} in the checkpoint, a tensor in the live state")
             return False
         if isinstance(live, UninitializedTensorMixin):
             return True
@@ -277,7 +277,7 @@ class Planner:
         return write
 
     def _wrong_kind(self, live: Any, stored: Any, path: Path) -> Write:
-        self.problem(path, f"is {_say(stored)} in the checkpoint, {_say(live)} in the live state")
+        self.problem(path, f"is {_kind(stored)} in the checkpoint, {_kind(live)} in the live state")
         return lambda: live
 
 
@@ -303,10 +303,6 @@ def _constant(value: Any) -> Write:
     return lambda: value
 
 
-def _say(value: Any) -> str:
-    return value if isinstance(value, str) and " " in value else type_name(value)
-
-
 def _as_namedtuple(live: Any, stored: Any) -> Any:
     """stored as the live class, where it was read as one that only looks like it."""
     kind = type(live)
@@ -327,7 +323,7 @@ def _fill_array(live: numpy.ndarray, stored: Any) -> Any:
     return live
 
 
-def _generator_kind(value: Any) -> str:
+def _kind(value: Any) -> str:
     if isinstance(value, torch.Generator):
         return f"a torch.Generator on {value.device.type}"
     if isinstance(value, numpy.random.Generator):

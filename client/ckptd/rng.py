@@ -84,11 +84,17 @@ def plan_rng(state: Mapping[str, Any]) -> Any:
         StateMismatch: As for restore_rng_state.
     """
     _check_parts(state)
-    python = _python_state(state["python"])
-    legacy = _numpy_legacy(state["numpy"])
-    cpu = _bytes_tensor(state["torch"], "torch")
-    cuda = [_bytes_tensor(item, "cuda") for item in state.get("cuda") or []]
-    _try_out(python, legacy, cpu)
+    try:
+        python, legacy = _python_state(state["python"]), _numpy_legacy(state["numpy"])
+        cpu = _bytes_tensor(state["torch"], "torch")
+        cuda = [_bytes_tensor(item, "cuda") for item in state.get("cuda") or []]
+        _try_out(python, legacy, cpu)
+    except StateMismatch:
+        raise
+    except (ValueError, TypeError, LookupError, RuntimeError, OverflowError) as error:
+        raise StateMismatch(
+            "not a generator state", where="state['rng']", seen=(str(error).splitlines() or ["?"])[0]
+        ) from error
 
     def apply() -> None:
         random.setstate(python)
@@ -149,15 +155,9 @@ def _bytes_tensor(value: Any, part: str) -> torch.Tensor:
 
 def _try_out(python: Any, legacy: Any, cpu: torch.Tensor) -> None:
     """Set the states on generators of our own first: a state refused must not half-change the process."""
-    try:
-        random.Random().setstate(python)
-        scratch = numpy.random.RandomState(type(_global_bit_generator())())
-        scratch.set_state(legacy)
-        torch.Generator().set_state(cpu)
-    except (ValueError, TypeError, KeyError, RuntimeError) as error:
-        raise StateMismatch(
-            "not a generator state", where="state['rng']", seen=str(error).splitlines()[0]
-        ) from error
+    random.Random().setstate(python)
+    numpy.random.RandomState(type(_global_bit_generator())()).set_state(legacy)
+    torch.Generator().set_state(cpu)
 
 
 def _global_bit_generator() -> Any:
