@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import random
-import warnings
 from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Final, TypeAlias
@@ -16,18 +14,18 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from ckptd import keypath
 from ckptd.capture import has_state_dict
 from ckptd.errors import StateMismatch
+from ckptd.generator_state import GENERATORS, kind_of, set_generator, skip_generator
 from ckptd.keypath import Path
 from ckptd.optim import is_torch_form, name_parameters
 from ckptd.optim_restore import match_optimizer, shorten
 from ckptd.tag_reader import GeneratorElsewhere
-from ckptd.tags import is_namedtuple, type_name
+from ckptd.tags import is_namedtuple
 from ckptd.torch_support import BITS_BY_ITEMSIZE
 
 #: Writes one value and returns what its parent should hold: the live object itself, or a replacement.
 Write: TypeAlias = Callable[[], Any]
 
 _IMMUTABLE_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
-_GENERATORS: Final = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
 
 
 class Planner:
@@ -86,7 +84,7 @@ class Planner:
             return self._optimizer(live, stored, path)
         if isinstance(live, torch.Tensor):
             return self._tensor(live, stored, path)
-        if isinstance(live, _GENERATORS):
+        if isinstance(live, GENERATORS):
             return self._generator(live, stored, path)
         if has_state_dict(live):
             return self._object(live, stored, path)
@@ -150,12 +148,12 @@ class Planner:
         if isinstance(stored, GeneratorElsewhere):
             if isinstance(live, torch.Generator) and live.device.type == "cpu":
                 self.problem(path, f"was on {stored.device}, the live generator is on the CPU")
-            return lambda: _skip_generator(live, stored, path)
-        if type(stored) is not type(live) or _kind(stored) != _kind(live):
+            return lambda: skip_generator(live, stored, path)
+        if type(stored) is not type(live) or kind_of(stored) != kind_of(live):
             return self._wrong_kind(live, stored, path)
 
         def write() -> Any:
-            _set_generator(live, stored)
+            set_generator(live, stored)
             return live
 
         return write
@@ -183,7 +181,7 @@ class Planner:
     def _check_tensor(self, live: torch.Tensor, stored: Any, path: Path, *, shape_matters: bool) -> bool:
         """Whether stored can be copied into live bit for bit; notes what refuses the restore."""
         if not isinstance(stored, torch.Tensor):
-            self.problem(path, f"is {_kind(stored)} in the checkpoint, a tensor in the live state")
+            self.problem(path, f"is {kind_of(stored)} in the checkpoint, a tensor in the live state")
             return False
         if isinstance(live, UninitializedTensorMixin):
             return True
@@ -277,7 +275,7 @@ class Planner:
         return write
 
     def _wrong_kind(self, live: Any, stored: Any, path: Path) -> Write:
-        self.problem(path, f"is {_kind(stored)} in the checkpoint, {_kind(live)} in the live state")
+        self.problem(path, f"is {kind_of(stored)} in the checkpoint, {kind_of(live)} in the live state")
         return lambda: live
 
 
@@ -289,7 +287,7 @@ def has_own_form(optimizer: torch.optim.Optimizer) -> bool:
 def holds_live(value: Any, depth: int = 0) -> bool:
     """Whether something in value is restored in place: a tensor, module, generator or other object."""
     if isinstance(
-        value, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, *_GENERATORS)
+        value, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, *GENERATORS)
     ) or has_state_dict(value):
         return True
     if isinstance(value, (Mapping, list, tuple)) and depth < 100:
@@ -320,35 +318,4 @@ def _fill_array(live: numpy.ndarray, stored: Any) -> Any:
     if not same or not live.flags.writeable:
         return stored
     live[...] = stored
-    return live
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, torch.Generator):
-        return f"a torch.Generator on {value.device.type}"
-    if isinstance(value, numpy.random.Generator):
-        return f"a numpy.random.Generator of {type(value.bit_generator).__name__}"
-    if isinstance(value, numpy.random.RandomState):
-        return f"a numpy.random.RandomState of {value.get_state(legacy=False)['bit_generator']}"
-    return type_name(value)
-
-
-def _set_generator(live: Any, stored: Any) -> None:
-    if isinstance(live, torch.Generator):
-        live.set_state(stored.get_state())
-    elif isinstance(live, numpy.random.Generator):
-        live.bit_generator.state = stored.bit_generator.state
-    elif isinstance(live, numpy.random.RandomState):
-        live.set_state(stored.get_state(legacy=False))
-    else:
-        live.setstate(stored.getstate())
-
-
-def _skip_generator(live: Any, stored: GeneratorElsewhere, path: Path) -> Any:
-    warnings.warn(
-        f"{keypath.show(path)}: the checkpoint holds a generator of {stored.device}, which this host "
-        "doesn't have; "
-        "it was skipped, so its draws don't continue where they stopped",
-        stacklevel=2,
-    )
     return live

@@ -102,6 +102,8 @@ def _decode_scalar(tag: dict[str, Any]) -> Any:
     dtype = numpy.dtype(str(tag["dtype"]))
     if dtype.hasobject:
         raise ValueError("a scalar of objects")
+    if len(tag["data"]) != dtype.itemsize:
+        raise ValueError(f"{len(tag['data'])} bytes for {dtype}")
     return numpy.frombuffer(tag["data"], dtype=dtype)[0] if dtype.itemsize else dtype.type()
 
 

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from ckptd import tags
+from ckptd.errors import CorruptCheckpoint, UnstorableState, UnsupportedTorch
+from ckptd.tag_reader import GeneratorElsewhere, decode
+from ckptd.torch_support import DTYPE_BY_NAME, check_torch
+from round_trip import same
+
+HOSTILE: list[Any] = [
+    {"__ckptd__": "eval", "code": "1"},
+    {"__ckptd__": None},
+    {"__ckptd__": ["dict"]},
+    {"__ckptd__": "dict"},
+    {"__ckptd__": "dict", "items": [1]},
+    {"__ckptd__": "dict", "items": [[[], 1]]},
+    {"__ckptd__": "defaultdict", "factory": "eval", "items": []},
+    {"__ckptd__": "defaultdict", "factory": "__import__", "items": []},
+    {"__ckptd__": "namedtuple", "module": "m", "name": "n", "fields": ["a"], "items": []},
+    {"__ckptd__": "namedtuple", "module": "m", "name": "n", "fields": ["a b"], "items": [1]},
+    {"__ckptd__": "namedtuple", "module": "m", "name": "import os", "fields": ["a"], "items": [1]},
+    {
+        "__ckptd__": "ndarray",
+        "dtype": "O",
+        "shape": [1],
+        "order": "C",
+        "data": torch.zeros(8, dtype=torch.uint8),
+    },
+    {
+        "__ckptd__": "ndarray",
+        "dtype": "f8",
+        "shape": [3],
+        "order": "C",
+        "data": torch.zeros(8, dtype=torch.uint8),
+    },
+    {"__ckptd__": "ndarray", "dtype": "f8", "shape": [1], "order": "C", "data": 3},
+    {
+        "__ckptd__": "ndarray",
+        "dtype": "x",
+        "shape": [1],
+        "order": "C",
+        "data": torch.zeros(8, dtype=torch.uint8),
+    },
+    {"__ckptd__": "numpy-scalar", "dtype": "O", "data": b"12345678"},
+    {"__ckptd__": "numpy-scalar", "dtype": "f8", "data": b"1"},
+    {"__ckptd__": "numpy-scalar", "dtype": "f8", "data": b"1" * 16},
+    {"__ckptd__": "torch-generator", "device": "cpu", "state": b"x"},
+    {"__ckptd__": "torch-generator", "device": "nowhere", "state": b"x"},
+    {"__ckptd__": "numpy-generator", "bit_generator": "default_rng", "state": {}},
+    {"__ckptd__": "numpy-generator", "bit_generator": "PCG64", "state": {}},
+    {"__ckptd__": "python-random", "state": (3, (1, 2), None)},
+    {"__ckptd__": "deque", "items": [], "maxlen": "x"},
+    {"__ckptd__": "frozenset", "items": [[]]},
+    {"__ckptd__": "bytearray", "data": "x"},
+]
+
+
+@pytest.mark.parametrize("tag", HOSTILE, ids=lambda tag: str(tag)[:60])
+def test_a_tag_that_no_writer_makes_is_refused(tag: dict[str, Any]) -> None:
+    with pytest.raises(CorruptCheckpoint):
+        decode({"a": [tag]})
+
+
+def test_a_class_named_in_a_tag_is_neither_imported_nor_run(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil_module.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    tag = {"__ckptd__": "namedtuple", "module": "evil_module", "name": "T", "fields": ["a"], "items": [1]}
+    assert tuple(decode(tag)) == (1,)
+    assert "evil_module" not in sys.modules
+
+
+def test_a_class_in_memory_that_is_no_such_namedtuple_is_not_used() -> None:
+    for module, name in (
+        ("os", "stat_result"),
+        ("builtins", "tuple"),
+        ("pathlib", "Path"),
+        ("os", "path.join"),
+    ):
+        tag = {"__ckptd__": "namedtuple", "module": module, "name": name, "fields": ["a"], "items": [1]}
+        value = decode(tag)
+        assert value._fields == ("a",)
+
+
+def test_encoding_and_decoding_are_inverse_by_themselves() -> None:
+    for value in (np.float32(2.0), bytearray(b"x"), frozenset({1}), np.arange(3)):
+        assert same(decode(tags.encode(value, ())), value)
+    assert tags.encode(5, ()) is None
+    with pytest.raises(UnstorableState, match=r"state\['x'\]"):
+        tags.encode(np.array([None]), ("x",))
+
+
+def test_decoding_keeps_metadata_and_order() -> None:
+    value = OrderedDict(b=1, a={"__ckptd__": "bytearray", "data": b"x"})
+    value._metadata = {"": {}}  # type: ignore[attr-defined]
+    decoded = decode(value)
+    assert list(decoded.items()) == [("b", 1), ("a", bytearray(b"x"))]
+    assert decoded._metadata == {"": {}}
+
+
+def test_the_generator_of_a_device_that_isnt_here_is_kept_as_its_state() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this host has CUDA")
+    value = decode({"__ckptd__": "torch-generator", "device": "cuda:3", "state": b"abc"})
+    assert isinstance(value, GeneratorElsewhere)
+    assert (value.device, value.state) == ("cuda:3", b"abc")
+
+
+@pytest.mark.parametrize("version", ["2.5.1", "1.13.0+cu117", "2.0", "x", ""])
+def test_a_torch_older_than_2_6_is_refused(version: str) -> None:
+    with pytest.raises(UnsupportedTorch, match=r"2\.6"):
+        check_torch(version)
+
+
+@pytest.mark.parametrize("version", ["2.6.0", "2.13.0+cpu", "3.0", "2.7.0a0+git123"])
+def test_newer_ones_are_taken(version: str) -> None:
+    check_torch(version)
+
+
+def test_dtypes_are_known_by_the_name_torch_prints() -> None:
+    assert all(str(dtype) == f"torch.{name}" for name, dtype in DTYPE_BY_NAME.items())
