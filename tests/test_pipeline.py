@@ -289,3 +289,22 @@ def test_written_snapshots_are_forgotten_in_the_end_and_unwritten_ones_never(rig
     assert ledger.get(CLIENT, 1) is put_off
     assert ledger.get(CLIENT, 2) is None
     assert len(list(ledger)) == REMEMBERED + 1
+
+
+def test_a_report_that_could_not_be_acted_on_is_asked_for_again(rig: Rig) -> None:
+    snapshot = rig.accept(rig.sealed(CLIENT, 1))
+    rig.settle()
+    asked = list(rig.verify_asked)
+
+    def broken(report: Any) -> str:
+        raise OSError(5, "I/O error")
+
+    rig.catalogues["default"].apply_report = broken  # type: ignore[method-assign]
+    rig.pipeline.report("default", report_on("step-000000001"))
+    rig.settle()
+    rig.pipeline.retry()
+    assert rig.verify_asked == asked and snapshot.state is State.COMMITTED
+    rig.clock += 100
+    rig.pipeline.retry()
+    rig.pipeline.retry()
+    assert rig.verify_asked == [*asked, *asked]

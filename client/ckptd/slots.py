@@ -17,6 +17,8 @@ import hashlib
 import mmap
 import os
 import stat
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -31,6 +33,7 @@ __all__ = ["HEADER_BYTES", "Slot", "SlotHeader", "SlotState", "needed_bytes"]
 HEADER_BYTES: Final = PAGE_ALIGNMENT  #: the data region begins here
 
 _COPIES: Final = (0, HEADER_BYTES // 2)
+_HOLDING: Final = (SlotState.SEALED, SlotState.WRITING)
 _POPULATE_READ: Final = 22  # MADV_POPULATE_READ and _WRITE, since Linux 5.14
 _POPULATE_WRITE: Final = 23
 _PREFAULT_CHUNK: Final = 16 * 1024 * 1024
@@ -46,7 +49,7 @@ def _page_up(length: int) -> int:
 
 
 class Slot:
-    """One open, mapped slot. Not safe for use by several threads at once.
+    """One open, mapped slot. Header changes are safe from several threads of one process.
 
     Attributes:
         path: The slot's file.
@@ -58,6 +61,7 @@ class Slot:
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
         self.path, self.name, self.capacity = path, path.name, len(mapping)
         self._mapping = mapping
+        self._changing = threading.Lock()
         self._all = memoryview(mapping)
         self.data = self._all[HEADER_BYTES:]
 
@@ -135,13 +139,14 @@ class Slot:
 
     def begin(self, client_id: str, run: str, snapshot: int) -> SlotHeader:
         """FREE → FILLING. The header returned has the generation a push names. ProtocolError if not FREE."""
-        old = self._expect(SlotState.FREE)
-        return self._next(
-            SlotHeader(
+
+        def filling(old: SlotHeader) -> SlotHeader:
+            return SlotHeader(
                 state=SlotState.FILLING, generation=old.generation + 1, client_id=client_id, run=run,
                 snapshot=snapshot, owner_pid=old.owner_pid, owner_started=old.owner_started,
-            )
-        )  # fmt: skip
+            )  # fmt: skip
+
+        return self._change(filling, SlotState.FREE)
 
     def seal(self, descriptor: bytes, data_bytes: int) -> SlotHeader:
         """FILLING → SEALED: the descriptor goes behind the data; now the snapshot survives its trainer.
@@ -150,19 +155,23 @@ class Slot:
             SharedMemoryTooSmall: The two don't fit; the slot is still FILLING.
             ProtocolError: The slot isn't FILLING.
         """
-        old = self._expect(SlotState.FILLING)
         if needed_bytes(data_bytes, len(descriptor)) > self.capacity:
             raise SharedMemoryTooSmall(
                 "the snapshot doesn't fit into its slot", where=self.name, seen=f"{self.capacity} bytes",
                 wanted=f"{needed_bytes(data_bytes, len(descriptor))}", todo="reserve again",
             )  # fmt: skip
+        self._check(self.header(), SlotState.FILLING)
         start = HEADER_BYTES + _page_up(data_bytes)
         self._all[start : start + len(descriptor)] = descriptor
-        sealed = replace(
-            old, state=SlotState.SEALED, data_bytes=data_bytes, descriptor_bytes=len(descriptor),
-            descriptor_sha256=hashlib.sha256(descriptor).hexdigest(),
-        )  # fmt: skip
-        return self._next(sealed)
+        sha256 = hashlib.sha256(descriptor).hexdigest()
+
+        def sealed(old: SlotHeader) -> SlotHeader:
+            return replace(
+                old, state=SlotState.SEALED, data_bytes=data_bytes, descriptor_bytes=len(descriptor),
+                descriptor_sha256=sha256,
+            )  # fmt: skip
+
+        return self._change(sealed, SlotState.FILLING)
 
     def descriptor(self) -> bytes:
         """A private copy of the encoded descriptor. Raises ProtocolError unless it is what was sealed."""
@@ -180,21 +189,20 @@ class Slot:
         return copy
 
     def accept(self, sequence: int) -> SlotHeader:
-        """SEALED stays SEALED, with the sequence its snapshot was given. Of the daemon only."""
-        return self._next(replace(self._expect(SlotState.SEALED, SlotState.WRITING), sequence=sequence))
+        """SEALED or WRITING stays so, with the sequence its snapshot was given. Of the daemon only."""
+        return self._change(lambda old: replace(old, sequence=sequence), *_HOLDING)
 
     def mark_writing(self, sequence: int) -> SlotHeader:
         """SEALED or WRITING → WRITING under this sequence; after a crash it is written under the same one."""
-        old = self._expect(SlotState.SEALED, SlotState.WRITING)
-        return self._next(replace(old, state=SlotState.WRITING, sequence=sequence))
+        return self._change(lambda old: replace(old, state=SlotState.WRITING, sequence=sequence), *_HOLDING)
 
     def release(self) -> SlotHeader:
         """Any state → FREE. What it held is given up."""
-        return self._next(replace(self.header(), state=SlotState.FREE))
+        return self._change(lambda old: replace(old, state=SlotState.FREE))
 
     def disown(self) -> SlotHeader:
         """Forget the owner: it has left, so no later daemon waits for it. Of the daemon only."""
-        return self._next(replace(self.header(), owner_pid=0, owner_started=0))
+        return self._change(lambda old: replace(old, owner_pid=0, owner_started=0))
 
     # --- the memory ------------------------------------------------------------------------------
 
@@ -217,14 +225,19 @@ class Slot:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _expect(self, *states: SlotState) -> SlotHeader:
-        header = self.header()
-        if header.state not in states:
-            wanted = " or ".join(state.name.lower() for state in states)
-            raise ProtocolError(
-                "slot in the wrong state", where=self.name, seen=header.state.name.lower(), wanted=wanted
-            )
-        return header
+    def _change(self, change: Callable[[SlotHeader], SlotHeader], *states: SlotState) -> SlotHeader:
+        """Write the header that `change` makes of the newest one, whose state must be one of `states`."""
+        with self._changing:  # the daemon's loop and its disk thread may both have something to say
+            counter, start, old = self._newest()
+            self._check(old, *states)
+            new = change(old)
+            self._write(_COPIES[1] if start == _COPIES[0] else _COPIES[0], counter + 1, new)
+        return new
+
+    def _check(self, header: SlotHeader, *states: SlotState) -> None:
+        if states and header.state not in states:
+            seen, wanted = header.state.name.lower(), " or ".join(state.name.lower() for state in states)
+            raise ProtocolError("slot in the wrong state", where=self.name, seen=seen, wanted=wanted)
 
     def _newest(self) -> tuple[int, int, SlotHeader]:
         found = [whole for start in _COPIES if (whole := self._read(start)) is not None]
@@ -233,11 +246,6 @@ class Slot:
                 "no whole header", where=self.name, todo="the slot can't be used; what it held is lost"
             )
         return max(found, key=lambda whole: whole[0])
-
-    def _next(self, header: SlotHeader) -> SlotHeader:
-        counter, start, _ = self._newest()
-        self._write(_COPIES[1] if start == _COPIES[0] else _COPIES[0], counter + 1, header)
-        return header
 
     def _read(self, start: int) -> tuple[int, int, SlotHeader] | None:
         """(counter, start, header) of one copy, or None when it isn't whole or its lengths don't fit."""

@@ -8,19 +8,20 @@ from collections.abc import Callable
 from ckptd import wire
 from ckptd.errors import CkptdError, NoDaemon, ProtocolError
 from ckptd.names import check_run_name
-from ckptd.slots import Slot
+from ckptd.slots import Slot, SlotHeader
 from ckptd_daemon.disk import Disk, RunFacts
 from ckptd_daemon.lifecycle import State
 from ckptd_daemon.pipeline import Pipeline
 from ckptd_daemon.reservations import Reservations
 from ckptd_daemon.sessions import Process, Session, Sessions, may_take_over, refusal
-from ckptd_daemon.slotpool import SlotPool, adoption_order, holds_snapshot, state_of
+from ckptd_daemon.slotpool import SlotPool, adoption_order, header_of, holds_snapshot
 from ckptd_daemon.snapshots import Snapshot
 from ckptd_daemon.worker import Worker
 
 log = logging.getLogger(__name__)
 
-Send = Callable[[bytes, wire.Reply], None]
+#: Sends to a connection; False when that is gone.
+Send = Callable[[bytes, wire.Reply], bool]
 
 
 class Clients:
@@ -31,9 +32,9 @@ class Clients:
         disk: Opens runs.
         pool: The slots.
         maker: Makes slots.
-        send: Sends a message to a connection, or drops it when that doesn't take it.
+        send: Sends a message to a connection, without waiting; False when that is gone.
         say: Prints a line for whoever watches the daemon in the foreground.
-        to_verify: Asks for a checkpoint to be re-read.
+        verify: Asks for a checkpoint to be re-read; see Verifier.verify.
 
     Attributes:
         pipeline: The snapshots; set once, right after construction.
@@ -45,11 +46,11 @@ class Clients:
 
     def __init__(
         self, *, daemon_id: str, disk: Disk, pool: SlotPool, maker: Worker, send: Send,
-        say: Callable[[str], None], to_verify: Callable[[str, str], None],
+        say: Callable[[str], None], verify: Callable[[str, str], None],
     ) -> None:  # fmt: skip
         self.sessions = Sessions()
         self.leaving, self.closed = "", False
-        self.to_verify = to_verify
+        self._verify = verify
         self._daemon_id, self._disk, self._pool, self._send, self._say = daemon_id, disk, pool, send, say
         self._reservations = Reservations(
             pool, maker, send, lambda session: self.sessions.get(session.client_id) is session
@@ -67,6 +68,9 @@ class Clients:
         check_run_name(request.run)
         if self.closed or (self.leaving and self.sessions.get(request.client_id) is None):
             raise NoDaemon("the daemon is leaving", seen=self.leaving, todo="attach to the next one")
+        self.bury_dead()
+        if self._known(request) is None:  # refused, if it is, before anything is made on disk
+            self._process(request).close()
         if request.run in self.pipeline.books:
             self._admit(identity, request)
             return
@@ -101,26 +105,31 @@ class Clients:
         self._send(identity, reply)
 
     def _known(self, request: wire.Attach) -> Session | None:
-        """The living session of this client, and the right to have it; raises when it isn't the client's."""
+        """The living session of this client, if any. Raises when another one has its id or its run."""
         session, holder = self.sessions.get(request.client_id), self.sessions.of_run(request.run)
+        if holder is not None and holder.identity is not None and holder.process.pid == request.pid:
+            self._tell(holder, wire.Done(id=0))  # is its connection still there?
         error = refusal(session, holder, (request.pid, request.pid_started), request.run)
         if error is not None:
             raise error
         return session
 
     def _newcomer(self, request: wire.Attach) -> Session:
+        holder = self.sessions.of_run(request.run)
+        if holder is not None and may_take_over(holder, request.pid):
+            self.bury(holder)
+        session = Session(request.client_id, request.run, self._process(request), None)
+        self.sessions.add(session)
+        return session
+
+    def _process(self, request: wire.Attach) -> Process:
         process = Process.find(request.pid, request.pid_started)
         if process is None:
             raise ProtocolError(
                 "no such process here", where=f"pid {request.pid}", seen=f"started at {request.pid_started}",
                 todo="client and daemon must run in one pid namespace",
             )  # fmt: skip
-        holder = self.sessions.of_run(request.run)
-        if holder is not None and may_take_over(holder, request.pid):
-            self.bury(holder)
-        session = Session(request.client_id, request.run, process, None)
-        self.sessions.add(session)
-        return session
+        return process
 
     def reserve(self, session: Session, identity: bytes, request: wire.Reserve) -> None:
         """Have slots made; see Reservations."""
@@ -136,18 +145,23 @@ class Clients:
 
     def bury(self, session: Session) -> None:
         """A client has left or died: what it sealed is written, everything else of it is freed."""
-        slots = self._pool.of(session.client_id)
-        left = [slot for slot in slots if state_of(slot) is not None and holds_snapshot(slot.header())]
-        for slot in adoption_order(left):
-            slot.disown()
-            self.pipeline.accept(slot, slot.header())
-        for slot in slots:
-            if slot not in left:
+        held = []
+        for slot in self._pool.of(session.client_id):
+            header = header_of(slot)
+            if header is not None and holds_snapshot(header) and _is_of(session, header):
+                held.append((slot, header))
+            else:
                 self._pool.remove(slot)
+        for slot, header in adoption_order(held):
+            slot.disown()
+            self.pipeline.accept(slot, header)
         self._reservations.forget(session)
         self.sessions.remove(session)
 
     # --- what the pipeline tells -----------------------------------------------------------------
+
+    def to_verify(self, run: str, name: str) -> None:
+        self._verify(run, name)
 
     def attached(self, client_id: str) -> bool:
         session = self.sessions.get(client_id)
@@ -156,23 +170,33 @@ class Clients:
     def snapshot_changed(self, snapshot: Snapshot, freed: Slot | None) -> None:
         session = self.sessions.get(snapshot.client_id)
         free = freed is not None and self._keep_or_remove(session, snapshot.client_id, freed)
-        if session is not None and session.identity is not None:
+        if session is not None:
             name = freed.name if freed is not None else ""
-            self._send(session.identity, snapshot.notice(0, slot=name, slot_free=free))
+            self._tell(session, snapshot.notice(0, slot=name, slot_free=free))
         if session is not None and freed is not None:
             self._reservations.go_on(session)
         if snapshot.state in _SAID:
             self._say(_line(snapshot))
 
+    def _tell(self, session: Session, message: wire.Reply) -> None:
+        """Send something unasked. A connection that is gone is forgotten; its client may make another."""
+        if session.identity is not None and not self._send(session.identity, message):
+            log.info("client.lost run=%s pid=%d", session.run, session.process.pid)
+            session.identity = None
+
     def _keep_or_remove(self, session: Session | None, client_id: str, slot: Slot) -> bool:
         """Whether a slot that was freed can be filled again; it is removed when nobody is there to do it."""
         if self._pool.get(client_id, slot.name) is not slot:
             return False
-        state = state_of(slot)
-        if state is not None and (session is not None or holds_snapshot(slot.header())):
+        header = header_of(slot)
+        if header is not None and (session is not None or holds_snapshot(header)):
             return True
         self._pool.remove(slot)
         return False
+
+
+def _is_of(session: Session, header: SlotHeader) -> bool:
+    return (header.client_id, header.run) == (session.client_id, session.run)
 
 
 _SAID = (State.COMMITTED, State.CORRUPT, State.FAILED, State.GONE)

@@ -160,10 +160,6 @@ class Disk:
         name = catalogue.find(client_id, number)
         return None if name is None else (name, name not in catalogue.unverified())
 
-    def rescan(self, run: str) -> list[str]:
-        """Names that appeared in the run without this daemon's doing."""
-        return self._catalogue(run).rescan()
-
     # --- inside ----------------------------------------------------------------------------------
 
     def _catalogue(self, run: str) -> Catalogue:

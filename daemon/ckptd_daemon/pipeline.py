@@ -21,7 +21,7 @@ from ckptd.slots import Slot, SlotHeader
 from ckptd.verification import Report
 from ckptd_daemon.disk import Disk, Judged, RunFacts, Written
 from ckptd_daemon.lifecycle import UNWRITTEN, Event, State
-from ckptd_daemon.slotpool import SlotPool, state_of
+from ckptd_daemon.slotpool import SlotPool, header_of
 from ckptd_daemon.snapshots import Ledger, Snapshot
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Waiting:
 
     snapshots: list[Snapshot]
     verified: bool
-    reply: Callable[[int], None]
+    reply: Callable[[int], object]
 
 
 class Pipeline:
@@ -87,6 +87,7 @@ class Pipeline:
         self._disk, self._pool, self._listener, self._now = disk, pool, listener, now
         self.books: dict[str, Book] = {}
         self._waiting: list[Waiting] = []
+        self._verify_later: list[tuple[float, str, str]] = []  # when, run, name
 
     # --- runs ------------------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class Pipeline:
         return snapshot
 
     def retry(self) -> None:
-        """Queue again what was put off and is due."""
+        """Do again what was put off and is due."""
         for snapshot in self.unwritten():
             if (
                 snapshot.retry_at is not None
@@ -150,6 +151,10 @@ class Pipeline:
             ):
                 snapshot.retry_at = None
                 self._queue(snapshot, snapshot.slot)
+        due = [later for later in self._verify_later if self._now() >= later[0]]
+        for later in due:
+            self._verify_later.remove(later)
+            self._listener.to_verify(later[1], later[2])
 
     def _queue(self, snapshot: Snapshot, slot: Slot) -> None:
         def started(step: int) -> None:
@@ -206,7 +211,7 @@ class Pipeline:
     def _give_up(self, snapshot: Snapshot, event: Event) -> None:
         slot, snapshot.slot, snapshot.retry_at = snapshot.slot, None, None
         snapshot.becomes(event)
-        if slot is not None and state_of(slot) is not None:
+        if slot is not None and header_of(slot) is not None:
             slot.release()
         self._listener.snapshot_changed(snapshot, slot)
 
@@ -221,6 +226,7 @@ class Pipeline:
     def _judged(self, run: str, report: Report, result: Judged | Exception) -> None:
         if isinstance(result, Exception):
             log.error("report.not_applied run=%s name=%s error=%s", run, report.name, result)
+            self._verify_later.append((self._now() + RETRY_MOST_S, run, report.name))
             return
         book = self.books.get(run)
         if book is None:
@@ -241,7 +247,7 @@ class Pipeline:
 
     # --- waiting ---------------------------------------------------------------------------------
 
-    def when_settled(self, run: str | None, *, verified: bool, reply: Callable[[int], None]) -> None:
+    def when_settled(self, run: str | None, *, verified: bool, reply: Callable[[int], object]) -> None:
         """Call reply(how many failed) once all snapshots accepted so far are settled."""
         snapshots = [s for book in self._books(run) for s in book.ledger if not s.settled(verified=verified)]
         failing = [s for s in self.unwritten(run) if s not in snapshots]  # put off: as good as failed for now

@@ -162,7 +162,7 @@ class Daemon:
     def _clients(self, endpoint: Endpoint) -> Clients:
         clients = Clients(
             daemon_id=self._record.daemon_id, disk=self._disk, pool=self._pool, maker=self._maker,
-            send=endpoint.send, say=say_log.info, to_verify=self._verifier.verify,
+            send=endpoint.send, say=say_log.info, verify=self._verifier.verify,
         )  # fmt: skip
         clients.pipeline = Pipeline(self._disk, self._pool, clients, time.monotonic)
         return clients

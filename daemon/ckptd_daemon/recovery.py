@@ -73,17 +73,16 @@ def adopt(disk: Disk, clients: Clients, pool: SlotPool) -> int:
     only those with a sealed snapshot are. Snapshots are written in the order in which they were accepted.
     """
     left = []
-    for slot in pool.scan():
-        header = slot.header()
+    for slot, header in pool.scan():
         _keep_owner(clients, header)
         if holds_snapshot(header):
-            left.append(slot)
+            left.append((slot, header))
         elif clients.sessions.get(header.client_id) is None:
             log.info("slot.freed slot=%s state=%s", slot.name, header.state.name.lower())
             pool.remove(slot)
     taken: set[tuple[str, int]] = set()
-    for slot in adoption_order(left):
-        _adopt(disk, clients, slot, slot.header(), taken)
+    for slot, header in adoption_order(left):
+        _adopt(disk, clients, slot, header, taken)
     return len(clients.pipeline.unwritten())
 
 

@@ -12,7 +12,7 @@ from ckptd.errors import CkptdError, InvalidArgument, SharedMemoryTooSmall
 from ckptd.limits import MAX_SLOTS_PER_CLIENT
 from ckptd.slots import Slot, SlotState
 from ckptd_daemon.sessions import Session
-from ckptd_daemon.slotpool import SlotPool, state_of
+from ckptd_daemon.slotpool import SlotPool, header_of, holds_snapshot
 from ckptd_daemon.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,8 @@ MAX_SLOTS_MEANWHILE: Final = 2 * MAX_SLOTS_PER_CLIENT
 #: A reservation may be sent again while it is under way, this often.
 MAX_WAITING: Final = 16
 
-Send = Callable[[bytes, wire.Reply], None]
+#: Sends to a connection; False when that is gone.
+Send = Callable[[bytes, wire.Reply], bool]
 
 
 @dataclass
@@ -94,17 +95,16 @@ class Reservations:
         """Remove free slots that are too small or too many; returns how many are missing."""
         missing = reservation.slots
         for slot in self._pool.of(session.client_id):
-            state = state_of(slot)
-            usable = state is not None and slot.capacity >= reservation.slot_bytes and missing > 0
-            if usable:
+            header = header_of(slot)
+            if header is not None and slot.capacity >= reservation.slot_bytes and missing > 0:
                 missing -= 1
-            elif state is None or state is SlotState.FREE:
+            elif header is None or header.state is SlotState.FREE:
                 self._pool.remove(slot)
         return missing
 
     def _in_flight(self, session: Session) -> bool:
-        busy = (SlotState.SEALED, SlotState.WRITING)
-        return any(state_of(slot) in busy for slot in self._pool.of(session.client_id))
+        headers = [header_of(slot) for slot in self._pool.of(session.client_id)]
+        return any(header is not None and holds_snapshot(header) for header in headers)
 
     def _make(self, session: Session, reservation: Reservation, missing: int) -> None:
         reservation.making = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -44,12 +45,17 @@ class Endpoint:
         self._path = path
         self.socket.bind(self.address)
 
-    def send(self, identity: bytes, message: wire.Reply) -> None:
-        """Send, unless the connection is gone or full: its client asks again when it comes back."""
+    def send(self, identity: bytes, message: wire.Reply) -> bool:
+        """Send without waiting; False when the connection is gone.
+
+        What it doesn't take is dropped: its client asks again.
+        """
         try:
             self.socket.send_multipart([identity, wire.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             log.info("message.dropped kind=%s reason=%s", type(message).__name__, error)
+            return error.errno != errno.EHOSTUNREACH
+        return True
 
     def receive(self) -> tuple[bytes, bytes] | None:
         """(identity, data) of the next message that has the form of one; None when there is none now."""

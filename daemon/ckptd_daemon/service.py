@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 MAX_WAITING_DRAINS: Final = 1_000
 MOST_GRACE_S: Final = 7 * 24 * 3600.0
 
-Send = Callable[[bytes, wire.Reply], None]
+#: Sends to a connection; False when that is gone.
+Send = Callable[[bytes, wire.Reply], bool]
 
 
 class Service:
@@ -35,7 +36,7 @@ class Service:
         pipeline: The snapshots.
         pool: The slots.
         lookup: Asks the disk about snapshots that aren't remembered.
-        send: Sends a message to a connection, or drops it when that doesn't take it.
+        send: Sends a message to a connection, without waiting.
         status: Makes the answer to Status.
 
     Attributes:

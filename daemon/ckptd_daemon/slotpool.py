@@ -41,22 +41,26 @@ class SlotPool:
     def __iter__(self) -> Iterator[Slot]:
         return iter([slot for _, slot in self._slots.values()])
 
-    def scan(self) -> list[Slot]:
+    def scan(self) -> list[tuple[Slot, SlotHeader]]:
         """Open every slot that an earlier daemon left. What can't be one any more is removed, and said."""
+        found = []
         for path in sorted(self.folder.iterdir()):
             match = _NAME.fullmatch(path.name)
             if match is None:
                 continue
             try:
                 slot = Slot.open(path)
-                slot.header()
+                header = slot.header()
+                if header.client_id != match[1]:
+                    raise ProtocolError("another client's", seen=header.client_id, wanted=match[1])
             except (OSError, ProtocolError) as error:
                 log.warning("slot.dropped slot=%s reason=%s", path.name, error)
                 with contextlib.suppress(OSError):
                     path.unlink()
                 continue
             self._slots[slot.name] = (match[1], slot)
-        return list(self)
+            found.append((slot, header))
+        return found
 
     def make(
         self, client_id: str, run: str, owner: tuple[int, int], count: int, slot_bytes: int
@@ -115,10 +119,10 @@ class SlotPool:
             self.folder.rmdir()
 
 
-def state_of(slot: Slot) -> SlotState | None:
-    """Its state; None when its header was destroyed."""
+def header_of(slot: Slot) -> SlotHeader | None:
+    """Its header; None when its client destroyed it."""
     try:
-        return slot.header().state
+        return slot.header()
     except ProtocolError:
         return None
 
@@ -128,11 +132,11 @@ def holds_snapshot(header: SlotHeader) -> bool:
     return header.state in (SlotState.SEALED, SlotState.WRITING)
 
 
-def adoption_order(slots: Iterable[Slot]) -> list[Slot]:
+def adoption_order(slots: Iterable[tuple[Slot, SlotHeader]]) -> list[tuple[Slot, SlotHeader]]:
     """In which order to accept snapshots whose client is gone: as accepted before, then as sealed."""
 
-    def place(slot: Slot) -> tuple[str, bool, int, str, int]:
-        header = slot.header()
+    def place(held: tuple[Slot, SlotHeader]) -> tuple[str, bool, int, str, int]:
+        header = held[1]
         return header.run, header.sequence == 0, header.sequence, header.client_id, header.snapshot
 
     return sorted(slots, key=place)

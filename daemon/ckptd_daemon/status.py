@@ -29,7 +29,7 @@ from ckptd.rootdir import DaemonRecord, Root
 from ckptd_daemon.clients import Clients
 from ckptd_daemon.pipeline import Book
 from ckptd_daemon.sessions import Session
-from ckptd_daemon.slotpool import SlotPool, state_of
+from ckptd_daemon.slotpool import SlotPool, header_of
 from ckptd_daemon.snapshots import Snapshot
 
 SCHEMA: Final = "ckpt.v2-status"
@@ -83,8 +83,8 @@ def _client(session: Session) -> dict[str, Any]:
 def _slots(pool: SlotPool, client_id: str) -> list[dict[str, Any]]:
     slots = []
     for slot in pool.of(client_id):
-        state = state_of(slot)
-        word = state.name.lower() if state is not None else "damaged"
+        header = header_of(slot)
+        word = header.state.name.lower() if header is not None else "damaged"
         slots.append({"name": slot.name, "bytes": slot.capacity, "state": word})
     return slots
 
