@@ -38,12 +38,12 @@ class Torture:
             "pending" (sealed snapshots were waiting).
     """
 
-    def __init__(self, work: Path, seed: int) -> None:
+    def __init__(self, work: Path, seed: int, aim: float) -> None:
         self.work, self.root, self.stop_file = work, work / "root", work / "stop"
         self.shm, self.runtime = Path(os.environ["CKPTD_SHM_DIR"]), Path(os.environ["CKPTD_RUNTIME_DIR"])
         self.journals = evidence.Journals(work / "journals")
         self.journals.folder.mkdir()
-        self.random = random.Random(seed)
+        self.random, self._aimed = random.Random(seed), aim
         self.kills: Counter[str] = Counter()
         self.hits: Counter[str] = Counter()
         self.faults: list[str] = []
@@ -75,8 +75,8 @@ class Torture:
         self.trainers.ensure_unharmed()
 
     def _aim(self, target: str) -> None:
-        """Half of the time any moment, else the next moment at which a write or a copy can be seen."""
-        if self.random.random() < 0.5:
+        """Any moment, or (a share of the time) the next one at which a write or a copy can be seen."""
+        if self.random.random() >= self._aimed:
             time.sleep(self.random.uniform(0.0, 0.4))
             return
         deadline = time.monotonic() + AIM_S
@@ -178,8 +178,8 @@ def proved_nothing(torture: Torture, counts: dict[str, int]) -> list[str]:
     return doubts
 
 
-def torture_once(work: Path, rounds: int, seed: int) -> int:
-    torture = Torture(work, seed)
+def torture_once(work: Path, rounds: int, seed: int, aim: float) -> int:
+    torture = Torture(work, seed, aim)
     counts: dict[str, int] = {}
     started = time.monotonic()
     try:
@@ -211,6 +211,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/torture-kill", description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seed", type=int, default=None, help="of the random moments (default: a fresh one)")
+    parser.add_argument("--aim", type=float, default=0.5, help="share of kills aimed at a write or a copy")
     parser.add_argument("--keep", action="store_true", help="leave the folder with root, journals and logs")
     arguments = parser.parse_args()
     seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
@@ -218,7 +219,7 @@ def main() -> int:
     shm = Path(tempfile.mkdtemp(prefix="ckptd-torture-", dir="/dev/shm"))
     os.environ |= {"CKPTD_SHM_DIR": str(shm), "CKPTD_RUNTIME_DIR": str(work / "runtime")}
     try:
-        code = torture_once(work, arguments.rounds, seed)
+        code = torture_once(work, arguments.rounds, seed, arguments.aim)
     finally:
         shutil.rmtree(shm, ignore_errors=True)
     if code and not arguments.keep:
