@@ -15,7 +15,8 @@ from ckptd.names import DECISIONS_DIR, INDEX_FILE, QUARANTINE_DIR
 from ckptd.series import latest_valid, read_series
 from ckptd.verification import check
 from ckptd_daemon.policy import RetentionPolicy
-from made_series import CLIENT, Made, flip_byte
+from ckptd_daemon.quarantine import quarantine
+from made_series import CLIENT, Made, descriptor, flip_byte
 
 LAST_1 = RetentionPolicy(keep_last=1)
 LAST_2 = RetentionPolicy(keep_last=2)
@@ -142,6 +143,8 @@ def test_a_corrupt_head_of_a_new_line_does_not_bring_the_abandoned_line_back(mad
     flip_byte(bad.path / "ckpt.pt")
     assert made.verify(bad.name) == "corrupt"
     assert latest(made) == "200"
+    from_the_head = descriptor(260, 1, client_id="e" * 32)
+    assert made.catalogue.position_for(from_the_head, 6).parent == 2
     made.reopen()
     assert latest(made) == "200"
     assert made.commit(260, base=2, client_id=OTHER_CLIENT).index.parent == 2
@@ -230,6 +233,26 @@ def test_one_that_was_repaired_since_it_failed_is_not_moved(made: Made) -> None:
     assert steps(made) == ["1", "2"]
     assert made.verify(damaged.name) == "verified"
     assert latest(made) == "2"
+
+
+def test_one_that_was_incomplete_and_is_whole_now_counts_again(made: Made) -> None:
+    name = made.commit(1).name
+    shutil.move(made.dir / name / "ckpt.pt", made.dir / ".away")
+    assert made.reopen()
+    shutil.move(made.dir / ".away", made.dir / name / "ckpt.pt")
+    assert made.verify(name) == "verified"
+    assert made.catalogue.summary()["problems"] == []
+    assert made.catalogue.find(CLIENT, 1) == name
+
+
+def test_quarantine_takes_only_what_says_it_is_this_runs_own(made: Made) -> None:
+    path = made.commit(1).path
+    assert quarantine(path, "0" * 32) is None
+    (path / INDEX_FILE).rename(made.dir / ".away")
+    assert quarantine(path, made.catalogue.run_id) is None
+    assert steps(made) == ["1"]
+    with pytest.raises(FileNotFoundError):
+        quarantine(made.dir / "step-000000009", made.catalogue.run_id)
 
 
 # --- foreign things (case 12) ---------------------------------------------------------------------
