@@ -139,6 +139,7 @@ def test_nan_payloads_and_signed_zeros_survive() -> None:
     [
         ({"a": [0, "\ud800"]}, "state['x']['a'][1]"),
         ({"a\ud800": 1}, "state['x']"),
+        ({1: 0, "a\ud800": 1}, "state['x']"),
         ({"a": object()}, "state['x']['a']"),
         ((1, {2, 1j, frozenset()}), "state['x'][1]"),
         ({1j: 0}, "state['x']"),
@@ -195,6 +196,8 @@ def test_a_dtype_no_archive_can_hold_is_refused(row: TensorSpec) -> None:
     [
         [replace(ROW, offset=990)],
         [replace(ROW, offset=-1)],
+        [replace(ROW, offset=-1, shape=(0,), nbytes=0)],
+        [replace(ROW, stride=(-1, -1), shape=(0, 2), nbytes=0)],
         [replace(ROW, shape=(2, -3))],
         [replace(ROW, shape=(1,) * 65)],
         [replace(ROW, stride=(3,))],
@@ -331,3 +334,46 @@ def test_a_bomb_of_nested_lists_is_refused() -> None:
 def test_a_long_list_of_packed_numbers_stays_packed() -> None:
     packed = PackedNumbers("d", bytes(800_000))
     assert decode(encode(described({"losses": packed}))).state["x"]["losses"] == packed
+
+
+def fields_of(data: bytes) -> list[Any]:
+    return list(msgspec.msgpack.decode(data))
+
+
+FORMAT_AT, TENSORS_AT, ROWS_AT = 0, 11, 12
+
+
+@pytest.mark.parametrize(
+    ("at", "change"),
+    [
+        (FORMAT_AT, lambda field: "ckptd.descriptor-2"),
+        (TENSORS_AT, lambda field: field - 1),
+        (TENSORS_AT, lambda field: field + 1),
+        (ROWS_AT, lambda field: field + bytes(8)),
+        (ROWS_AT, lambda field: field[:-8]),
+        (ROWS_AT, lambda field: bytes(8) + field[8:]),
+        (ROWS_AT, lambda field: struct.pack("<q", 1) + field[8:]),
+        (ROWS_AT, lambda field: field[:8] + struct.pack("<q", -1) + field[16:]),
+        (ROWS_AT, lambda field: field[:16] + struct.pack("<q", 8) + field[24:]),
+        (ROWS_AT, lambda field: field[:32] + struct.pack("<q", -1) + field[40:]),
+    ],
+)
+def test_an_envelope_that_does_not_fit_its_rows_is_refused(at: int, change: Any) -> None:
+    fields = fields_of(sample())
+    fields[at] = change(fields[at])
+    assert not decodes_or_refuses(msgspec.msgpack.encode(fields))
+
+
+def test_a_negative_number_of_tensors_is_refused() -> None:
+    fields = fields_of(encode(described(1)))
+    fields[TENSORS_AT] = -1
+    assert not decodes_or_refuses(msgspec.msgpack.encode(fields))
+
+
+def test_a_descriptor_over_the_limit_is_neither_written_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = sample()
+    monkeypatch.setattr("ckptd.descriptor_codec.MAX_DESCRIPTOR_BYTES", len(data) - 1)
+    with pytest.raises(ProtocolError, match="too long"):
+        decode(data)
+    with pytest.raises(UnstorableState, match="outside of tensors"):
+        sample()

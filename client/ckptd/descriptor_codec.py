@@ -55,6 +55,9 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forb
     blobs: bytes
 
 
+#: How a walk over hostile columns may end, when they run out or say what can't be.
+_HOSTILE = (ValueError, TypeError, LookupError, StopIteration, OverflowError, RecursionError, MemoryError)
+
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(_Envelope)
 
@@ -132,11 +135,8 @@ def decode(data: bytes | memoryview) -> Descriptor:
         check_descriptor(descriptor)
     except ProtocolError:
         raise
-    except (CkptdError, msgspec.DecodeError, ValueError, TypeError, LookupError, StopIteration) as error:
-        # Also RuntimeError's kinds: a walk over hostile columns may end anywhere.
+    except (CkptdError, msgspec.DecodeError, *_HOSTILE) as error:
         raise ProtocolError("not a descriptor", seen=f"{type(error).__name__}: {error}"[:200]) from error
-    except (OverflowError, RecursionError, MemoryError) as error:
-        raise ProtocolError("not a descriptor", seen=type(error).__name__) from error
     return descriptor
 
 

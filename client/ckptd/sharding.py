@@ -59,7 +59,7 @@ def assign(rows: Sequence[Row], sharding: Sharding, *, cores: int) -> list[list[
     if sharding.by == "param-group":
         files = _by_param_group(groups)
     else:
-        count = min(_count(groups, sharding, cores), len(groups))
+        count = _count(groups, sharding, cores)
         files = _by_size(groups, count) if sharding.by == "size" else _by_turns(groups, count)
     order = {index: at for at, (index, *_) in enumerate(rows)}
     return [
