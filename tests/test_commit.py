@@ -342,6 +342,19 @@ def test_a_second_failed_fsync_is_an_error(writer: Writer) -> None:
     assert names(writer.run_dir) == ["decisions"]
 
 
+def test_a_full_disk_counts_more_than_a_failed_fsync_of_another_file(writer: Writer) -> None:
+    class Both(FaultyDisk):
+        def write_new(self, path: Path, segments: Iterable[Chunk]) -> Written:
+            if "shard" in path.name:
+                raise FULL
+            return super().write_new(path, segments)
+
+    disk = Both("write", FsyncFailed(errno.EIO, "fsync"), name="meta.pt")
+    with pytest.raises(NoSpace):
+        commit_on(writer, disk)
+    assert len([call for call in disk.calls if call.startswith("mkdir")]) == 1
+
+
 def test_a_plain_write_error_is_not_tried_again(writer: Writer) -> None:
     disk = FaultyDisk("write", BROKEN, name="meta.pt")
     with pytest.raises(SaveFailed):

@@ -70,14 +70,15 @@ def test_the_lock_file_stays(root: Root) -> None:
         assert path.stat().st_ino == inode
 
 
-def test_a_lock_on_an_unlinked_file_is_no_lock(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_on_a_file_that_was_replaced_is_no_lock(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     path = root.service_dir / "lock"
     real, unlinked = os.open, []
 
     def open_then_lose(name: object, *args: object, **kwargs: object) -> int:
         fd = real(name, *args, **kwargs)  # type: ignore[arg-type]
         if name == path and not unlinked:
-            unlinked.append(path.unlink())
+            unlinked.append(path.rename(path.with_name("lost")))
+            path.touch(0o600)
         return fd
 
     monkeypatch.setattr(os, "open", open_then_lose)
@@ -110,7 +111,6 @@ lock.acquire()
 wait, go = os.pipe()
 ready, tell = os.pipe()
 if os.fork() == 0:
-    lock.release()
     os.close(go)
     os.write(tell, b"x")
     os.read(wait, 1)  # lives on after its parent let the lock go

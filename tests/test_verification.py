@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,12 @@ from snapshots import Writer, descriptor, sharded
 @pytest.fixture(params=[descriptor, sharded], ids=["single", "sharded"])
 def checkpoint(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     return Writer(tmp_path / "root").commit(1200, make=request.param).path
+
+
+def flip_last(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
 
 
 def faults(path: Path) -> tuple[str, ...]:
@@ -79,9 +87,7 @@ def test_every_fault_is_said_not_only_the_first(tmp_path: Path) -> None:
     path = Writer(tmp_path / "root").commit(1, make=sharded).path
     (path / "meta.pt").unlink()
     (path / "model.shard-000.pt").write_bytes(b"short")
-    data = bytearray((path / "model.shard-001.pt").read_bytes())
-    data[-1] ^= 1
-    (path / "model.shard-001.pt").write_bytes(data)
+    flip_last(path / "model.shard-001.pt")
     found = faults(path)
     assert [fault.split(":")[0] for fault in sorted(found)] == [
         "meta.pt",
@@ -181,27 +187,40 @@ def test_an_unknown_schema_is_named(tmp_path: Path) -> None:
         verify(path)
 
 
-def test_more_files_than_descriptors_are_checked_all_the_same(tmp_path: Path) -> None:
-    path = Writer(tmp_path / "root").commit(1, make=sharded).path
+@contextmanager
+def only_so_many_descriptors(count: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = max(int(name) for name in os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 4, before[1]))
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 10, before[1]))
+    held = [os.open("/dev/null", os.O_RDONLY)]
     try:
-        report = check(path)
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(held[0]))
+        for fd in [held.pop() for _ in range(count)]:
+            os.close(fd)
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for fd in held:
+            os.close(fd)
+
+
+def test_more_files_than_descriptors_are_checked_all_the_same(tmp_path: Path) -> None:
+    path = Writer(tmp_path / "root").commit(1, make=sharded).path
+    with only_so_many_descriptors(3):  # one for the folder, two for its four files
+        report = check(path)
     assert report.ok
+    flip_last(path / "tensors.json")
+    with only_so_many_descriptors(3):
+        assert not check(path).ok
 
 
 def test_no_descriptors_at_all_is_an_error_not_a_verdict(tmp_path: Path) -> None:
     path = Writer(tmp_path / "root").commit(1).path
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
-    try:
-        with pytest.raises(OSError):
+    for count in (0, 1):
+        with only_so_many_descriptors(count), pytest.raises(OSError):
             check(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_the_fingerprint_changes_when_a_file_does(checkpoint: Path) -> None:

@@ -246,8 +246,6 @@ def _free_name(run_dir: Path, step: int) -> str:
     prefix = step_folder(step)
     found = [parse_step_folder(name) for name in os.listdir(run_dir) if name.startswith(prefix)]
     repeat = max((held[1] for held in found if held is not None and held[0] == step), default=0) + 1
-    while durable.is_taken(run_dir / step_folder(step, repeat)):
-        repeat += 1
     return step_folder(step, repeat)
 
 

@@ -16,11 +16,10 @@ from ckptd.decisions import Decisions, read_decisions
 from ckptd.descriptor import Descriptor
 from ckptd.errors import CorruptCheckpoint
 from ckptd.folder_files import open_folder
+from ckptd.index_files import files_of
 from ckptd.lineage import Line, Position, line_of, next_position
 from ckptd.names import (
-    META_FILE,
     QUARANTINE_DIR,
-    TABLE_FILE,
     parse_quarantine_folder,
     parse_step_folder,
     parse_work_folder,
@@ -226,16 +225,13 @@ def _read_entry(path: Path) -> Entry | None:
 
 def _missing(folder: int, index: CheckpointIndex) -> str:
     """What a look at names and sizes finds wrong; "" for nothing."""
-    sizes = {shard.path: shard.bytes for shard in index.shards} | {TABLE_FILE: index.tensors_bytes}
-    if index.meta_bytes is not None:
-        sizes[META_FILE] = index.meta_bytes
-    for name, size in sizes.items():
+    for file in files_of(index):
         try:
-            seen = os.lstat(name, dir_fd=folder).st_size
+            seen = os.lstat(file.path, dir_fd=folder).st_size
         except OSError:
-            return f"{name} is missing"
-        if seen != size:
-            return f"{name} has {seen} bytes, wanted {size}"
+            return f"{file.path} is missing"
+        if seen != file.bytes:
+            return f"{file.path} has {seen} bytes, wanted {file.bytes}"
     return ""
 
 

@@ -6,12 +6,11 @@ retention, say) is gone, not corrupt. Nothing here changes anything.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,10 @@ from typing import Final
 
 from ckptd.errors import CheckpointGone, CorruptCheckpoint, UnknownSchema
 from ckptd.folder_files import open_file, open_folder, read_small_file
+from ckptd.index_files import IndexedFile, files_of
 from ckptd.limits import MAX_TABLE_BYTES
 from ckptd.medium import How, hash_file
-from ckptd.names import INDEX_FILE, META_FILE, TABLE_FILE, parse_step_folder
+from ckptd.names import INDEX_FILE, TABLE_FILE, parse_step_folder
 from ckptd.records import SCHEMA_V1, CheckpointIndex, read_index
 from ckptd.table_rows import faults_in_files, table_from_bytes
 
@@ -112,15 +112,6 @@ def stat_signature(path: str | os.PathLike[str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """A file as the index states it."""
-
-    name: str
-    bytes: int
-    sha256: str
-
-
 class _Check:
     def __init__(self, path: Path, uncached: bool, progress: Callable[[int], None] | None) -> None:
         self.path = path
@@ -160,12 +151,9 @@ class _Check:
         index = self._index = self._read_index(folder)
         if index is not None:
             self._check_name(index)
-            expected = _expected(index)
-            with contextlib.ExitStack() as opened:
-                fds = {file.name: self._open(folder, file.name, opened) for file in expected}
-                self._gone = self._gone or (None in fds.values() and not self._still_there(folder))
-                if not self._gone:
-                    self._hash_all(folder, expected, fds)
+            self._open_and_hash(folder, files_of(index))
+            if not self.errors and not self._gone:
+                self._check_table(folder, index)
         if self.errors and not self._still_there(folder):
             self._gone = True
 
@@ -194,44 +182,56 @@ class _Check:
                 "the folder's name has another step", INDEX_FILE, seen=str(index.step), wanted=str(held[0])
             )
 
-    def _open(self, folder: int, name: str, opened: contextlib.ExitStack) -> int | None:
-        """A descriptor; -1 when there are too few, to be opened when its turn comes; None: a fault."""
+    def _open_and_hash(self, folder: int, expected: list[IndexedFile]) -> None:
+        """Open all before the first is read; those no descriptors are left for, one by one at the end."""
+        opened: dict[str, int] = {}
+        late: list[IndexedFile] = []
         try:
-            fd = open_file(folder, name, str(self.path / name))
+            for file in expected:
+                try:
+                    self._open(folder, file.path, opened)
+                except OSError as error:
+                    if error.errno not in _NO_DESCRIPTORS:
+                        raise
+                    late.append(file)
+            if len(opened) + len(late) < len(expected) and not self._still_there(folder):
+                self._gone = True
+                return
+            threads = max(1, min(len(opened), len(os.sched_getaffinity(0))))
+            with ThreadPoolExecutor(threads, thread_name_prefix="ckptd-hash") as pool:
+                there = [file for file in expected if file.path in opened]
+                self._take(pool.map(lambda file: self._hash(opened, file), there))
+            for file in late:
+                if self._open(folder, file.path, opened):
+                    self._take([self._hash(opened, file)])
+        finally:
+            for fd in opened.values():
+                os.close(fd)
+
+    def _open(self, folder: int, name: str, opened: dict[str, int]) -> bool:
+        """Add a descriptor to opened, or say why there is none."""
+        try:
+            opened[name] = open_file(folder, name, str(self.path / name))
         except CorruptCheckpoint as error:
             self.errors.append(error)
         except FileNotFoundError:
             self._fault("is missing", name)
         except OSError as error:
-            if error.errno in _NO_DESCRIPTORS:
-                return -1
             self._unreadable(name, error)
-        else:
-            opened.callback(os.close, fd)
-            return fd
-        return None
+        return name in opened
 
-    def _hash_all(self, folder: int, expected: list[_Expected], fds: dict[str, int | None]) -> None:
-        def work(file: _Expected) -> CorruptCheckpoint | None:
-            fd = fds[file.name]
-            if fd is None:
-                return None
-            if fd >= 0:
-                return self._hash(fd, file)
-            with contextlib.ExitStack() as opened:
-                late = self._open(folder, file.name, opened)
-                if late == -1:
-                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(self.path / file.name))
-                return None if late is None else self._hash(late, file)
+    def _take(self, errors: Iterable[CorruptCheckpoint | None]) -> None:
+        self.errors += [error for error in errors if error is not None]
 
-        threads = max(1, min(len(expected), len(os.sched_getaffinity(0))))
-        with ThreadPoolExecutor(threads, thread_name_prefix="ckptd-hash") as pool:
-            self.errors += [error for error in pool.map(work, expected) if error is not None]
-        if self._index is not None and not self.errors:
-            self._check_table(folder, self._index)
+    def _hash(self, opened: dict[str, int], file: IndexedFile) -> CorruptCheckpoint | None:
+        fd = opened[file.path]
+        try:
+            return self._compare(fd, file)
+        finally:
+            os.close(opened.pop(file.path))
 
-    def _hash(self, fd: int, file: _Expected) -> CorruptCheckpoint | None:
-        where = str(self.path / file.name)
+    def _compare(self, fd: int, file: IndexedFile) -> CorruptCheckpoint | None:
+        where = str(self.path / file.path)
         size = os.fstat(fd).st_size
         if size != file.bytes:
             return CorruptCheckpoint("wrong size", where=where, seen=f"{size} bytes", wanted=f"{file.bytes}")
@@ -249,7 +249,7 @@ class _Check:
         return None
 
     def _check_table(self, folder: int, index: CheckpointIndex) -> None:
-        """The bytes are those that were committed; that they make sense is looked at once more."""
+        """Look once more whether the table, whose bytes are those that were committed, makes sense."""
         where = str(self.path / TABLE_FILE)
         try:
             data = read_small_file(folder, TABLE_FILE, where, MAX_TABLE_BYTES)
@@ -259,7 +259,7 @@ class _Check:
         except FileNotFoundError:
             self._fault("is missing", TABLE_FILE)
         else:
-            for fault in faults_in_files(rows, {file.name: file.bytes for file in _expected(index)}):
+            for fault in faults_in_files(rows, {file.path: file.bytes for file in files_of(index)}):
                 self._fault(fault, TABLE_FILE)
 
     def _still_there(self, folder: int) -> bool:
@@ -286,15 +286,3 @@ class _Check:
 
     def _in_words(self, error: CorruptCheckpoint) -> str:
         return str(error).removeprefix(f"{self.path}/").removeprefix(f"{self.path}: ")
-
-
-def _expected(index: CheckpointIndex) -> list[_Expected]:
-    return list(_files(index))
-
-
-def _files(index: CheckpointIndex) -> Iterator[_Expected]:
-    if index.meta_sha256 is not None and index.meta_bytes is not None:
-        yield _Expected(META_FILE, index.meta_bytes, index.meta_sha256)
-    for shard in index.shards:
-        yield _Expected(shard.path, shard.bytes, shard.sha256)
-    yield _Expected(TABLE_FILE, index.tensors_bytes, index.tensors_sha256)
