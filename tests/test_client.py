@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -15,9 +16,10 @@ import pytest
 import torch
 
 import ckptd
-from ckptd import session
+from ckptd import resume, session
 from ckptd.errors import (
     BadRoot,
+    CheckpointGone,
     CheckpointWarning,
     ClientClosed,
     CorruptCheckpoint,
@@ -180,6 +182,28 @@ def test_when_all_are_damaged_it_is_an_error_and_the_state_is_untouched(root: Pa
             client.restore(state)
         assert not caught.value.state_touched
     assert all(torch.equal(a, b) for a, b in zip(before, state["model"].parameters(), strict=True))
+
+
+def test_a_checkpoint_that_retention_removes_while_it_is_read_leads_to_a_new_listing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(root, 1, 2)
+    end_daemon(root)
+    real, gone = resume.load_with_index, []
+
+    def load(path: Path, **options: Any) -> Any:
+        if not gone:
+            gone.append(path.name)
+            shutil.rmtree(path)
+            raise CheckpointGone("deleted", where=str(path))
+        return real(path, **options)
+
+    monkeypatch.setattr(resume, "load_with_index", load)
+    state = make(50)
+    with ckptd.Client(root, daemon="off") as client:
+        resumed = client.restore(state)
+        assert resumed is not None
+        assert (gone, resumed.step, resumed.passed_over) == (["step-000000002"], 1, ())
 
 
 def test_an_earlier_step_begins_a_line_of_its_own(root: Path) -> None:

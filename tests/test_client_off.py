@@ -16,6 +16,8 @@ from ckptd import inline_writer
 from ckptd.errors import CheckpointWarning, CkptdError, NoSpace, OutcomeUnknown, RootLocked, SaveFailed
 from ckptd.names import work_folder
 from ckptd.rootdir import Root
+from ckptd.slots import Slot
+from ckptd.staging import Payload, fill
 from ckptd_places import daemon_of, places
 from fake_daemon import wait_until
 
@@ -118,9 +120,18 @@ def test_what_a_killed_writer_left_is_cleared_away(root: Path) -> None:
         client.snapshot(2, state_of(2.0))
 
 
-def test_snapshots_that_wait_in_shared_memory_are_said_and_their_sequence_is_not_used_again(
-    root: Path,
-) -> None:
+def test_the_sequence_of_a_snapshot_that_waits_in_shared_memory_is_not_given_again(root: Path) -> None:
+    opened = Root.open(root, create=True)
+    slot = Slot.create(opened.slot_dir() / f"slot-{'c1' * 16}-0-00000000", 64 * 1024)
+    fill(slot, ("c1" * 16, "another"), 1, Payload(lambda memory: None, 0, b"descriptor"))
+    slot.mark_writing(41)
+    with ckptd.Client(root, daemon="off") as client:
+        assert client.snapshot(1, state_of(1.0)).sequence == 42
+    slot.close()
+    slot.path.unlink()
+
+
+def test_snapshots_that_wait_in_shared_memory_are_said(root: Path) -> None:
     pid = os.fork()
     if pid == 0:
         try:

@@ -1,0 +1,116 @@
+"""A full disk and a small /dev/shm, for real: file systems of a few MiB. Needs the right to mount."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptd
+from ckptd.errors import CheckpointWarning, NoSpace, SharedMemoryTooSmall
+from ckptd_places import end_daemon, places
+
+__all__ = ["places"]
+
+pytestmark = pytest.mark.privileged
+
+MIB = 1024 * 1024
+
+
+@contextmanager
+def small_filesystem(path: Path, size: int) -> Iterator[None]:
+    path.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"can't mount a tmpfs: {done.stderr.strip()}")
+    try:
+        yield
+    finally:
+        end_daemon(path)
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+def names_in(root: Path) -> set[str]:
+    """What is in the run's folder, but for its index, which comes after the acknowledgement."""
+    return {path.name for path in (root / "default").iterdir()} - {"index.json"}
+
+
+def state_of(value: float, mib: int) -> dict[str, Any]:
+    return {"weights": torch.full((mib * MIB // 4,), value)}
+
+
+def test_a_64_mb_shm_and_a_200_mb_state_is_a_clear_error_before_copying(
+    places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shm = tmp_path / "shm"
+    with small_filesystem(shm, 64 * MIB):
+        monkeypatch.setenv("CKPTD_SHM_DIR", str(shm))
+        state = state_of(1.0, 200)
+        with ckptd.Client(places) as client:
+            with pytest.raises(SharedMemoryTooSmall, match=r'--shm-size.*slots=1.*daemon="off"'):
+                client.snapshot(1, state)
+            with pytest.raises(SharedMemoryTooSmall):
+                client.restore(state)
+            assert list(shm.rglob("slot-*")) == []
+            # what fits is saved all the same
+            assert client.snapshot(2, state_of(2.0, 4)).wait(timeout_s=30).committed
+        with ckptd.Client(places, slots=1, daemon="auto") as client:
+            assert client.snapshot(3, state_of(3.0, 40)).wait(timeout_s=30).committed
+        end_daemon(places)
+
+
+def test_slots_that_grow_get_the_memory_of_those_they_replace(
+    places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shm = tmp_path / "shm"
+    with small_filesystem(shm, 128 * MIB):
+        monkeypatch.setenv("CKPTD_SHM_DIR", str(shm))
+        with ckptd.Client(places) as client:
+            client.snapshot(1, state_of(1.0, 20)).wait(timeout_s=30)
+            client.snapshot(2, state_of(2.0, 50)).wait(timeout_s=30)
+            client.snapshot(3, state_of(3.0, 50)).wait(timeout_s=30)
+        end_daemon(places)
+
+
+def test_on_a_full_disk_training_goes_on_with_warnings_and_saving_resumes_by_itself(
+    places: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "disk"
+    with small_filesystem(root, 24 * MIB):
+        with ckptd.Client(root) as client:
+            first = client.snapshot(1, state_of(1.0, 10)).wait(timeout_s=30)
+            assert first.path is not None
+            before = names_in(root)
+            full = root / "somebody-elses"
+            full.write_bytes(bytes(6 * MIB))
+            ticket = client.snapshot(2, state_of(2.0, 10))
+            with pytest.warns(CheckpointWarning, match="step 2 was not saved"):
+                client.wait(30)
+            assert ticket.state == "failed"
+            assert isinstance(ticket.error, NoSpace)
+            assert names_in(root) == before
+            latest = client.latest()
+            assert latest is not None
+            assert latest.path == first.path
+            full.unlink()
+            assert client.snapshot(3, state_of(3.0, 10)).wait(timeout_s=30).committed
+        assert torch.equal(
+            ckptd.load(root / "default" / "step-000000003")["weights"], state_of(3.0, 10)["weights"]
+        )
+
+
+def test_on_a_full_disk_without_a_daemon_it_is_the_same(places: Path, tmp_path: Path) -> None:
+    root = tmp_path / "disk"
+    with small_filesystem(root, 24 * MIB), ckptd.Client(root, daemon="off") as client:
+        client.snapshot(1, state_of(1.0, 10))
+        with pytest.warns(CheckpointWarning, match="step 2 was not saved"):
+            ticket = client.snapshot(2, state_of(2.0, 20))
+        with pytest.raises(NoSpace):
+            ticket.wait()
+        assert client.snapshot(3, state_of(3.0, 4)).committed
