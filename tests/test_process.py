@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from ckptd.errors import InvalidArgument
+from ckptd.rootdir import Root
+from ckptd_daemon.__main__ import _parser, _settings
+from ckptd_daemon.policy import RetentionPolicy
+from ckptd_daemon.process import DEFAULT_IDLE_EXIT_S, DaemonSettings, _policies
+from ckptd_daemon.settings_file import read_settings
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
+@pytest.mark.parametrize("name", ["grace_s", "idle_exit_s"])
+def test_a_time_that_cannot_be_is_refused(name: str, value: float) -> None:
+    with pytest.raises(InvalidArgument, match=name):
+        DaemonSettings(root=Path("x"), **{name: value})
+
+
+def test_only_an_autostarted_daemon_leaves_when_idle_unless_it_is_asked_to() -> None:
+    assert DaemonSettings(root=Path("x")).idles_for_s is None
+    assert DaemonSettings(root=Path("x"), autostarted=True).idles_for_s == DEFAULT_IDLE_EXIT_S
+    assert DaemonSettings(root=Path("x"), idle_exit_s=5).idles_for_s == 5
+
+
+def test_the_flags_of_the_module_become_settings() -> None:
+    args = ["--root", "x", "--autostarted", "--grace-s", "3", "--keep-best", "2", "--monitor", "val_loss:min"]
+    settings = _settings(_parser().parse_args(args))
+    assert settings.policy == RetentionPolicy(keep_best=2, monitor="val_loss", mode="min")
+    assert (settings.autostarted, settings.quiet, settings.grace_s) == (True, True, 3.0)
+    assert _settings(_parser().parse_args(["--root", "x"])).policy is None
+
+
+def test_a_policy_given_is_written_to_the_settings_of_all_runs_or_of_one(tmp_path: Path) -> None:
+    root = Root.open(tmp_path, create=True)
+    ours, theirs = RetentionPolicy(keep_last=3), RetentionPolicy(keep_last=9)
+    _policies(root, DaemonSettings(root=tmp_path, policy=ours))
+    _policies(root, DaemonSettings(root=tmp_path, policy=theirs, policy_run="gpt"))
+    kept = _policies(root, DaemonSettings(root=tmp_path))
+    assert kept == read_settings(tmp_path)
+    assert kept.policy_for("gpt") == theirs and kept.policy_for("other") == ours
