@@ -227,23 +227,29 @@ def test_it_has_low_priority_no_lock_no_torch_and_no_descriptor_of_its_parents(m
             started.verifier.stop()
 
 
-def test_it_dies_with_its_parent(made: Made) -> None:
+@pytest.mark.parametrize(
+    "heir", ["", "os.fork() or time.sleep(60)"], ids=["alone", "with an heir to its pipes"]
+)
+def test_it_dies_with_its_parent(made: Made, heir: str) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from ckptd_daemon.verifier_process import Verifier\n"
+        "import os, sys, time; from pathlib import Path; from ckptd_daemon.verifier_process import Verifier\n"
         "v = Verifier(Path(sys.argv[1])); v.start()\n"
         "while v.status()['watching'] != 'events': v.read_reports(); time.sleep(0.01)\n"
-        "print(v.pid, flush=True); time.sleep(60)"
+        f"heir = {heir or 0}\n"
+        "print(v.pid, heir, flush=True); time.sleep(60)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(made.root.path)], stdout=subprocess.PIPE, text=True
-    ) as parent:
+    command = [sys.executable, "-c", script, str(made.root.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        child = os.pidfd_open(int(parent.stdout.readline()))
+        pid, forked = map(int, parent.stdout.readline().split())
+        child = os.pidfd_open(pid)
         try:
             parent.kill()
             assert select.select([child], [], [], 20)[0]
         finally:
             os.close(child)
+            if forked:
+                os.kill(forked, signal.SIGKILL)
 
 
 def test_a_stopped_verifier_neither_blocks_the_daemon_nor_its_end(made: Made) -> None:
