@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,8 +45,6 @@ def changed(**fields: Any) -> bytes:
     obj = json.loads(index_to_bytes(INDEX)) | fields
     del obj["index_sha256"]
     obj = {name: value for name, value in obj.items() if value != "REMOVED"}
-    import hashlib
-
     return canonical(obj | {"index_sha256": hashlib.sha256(canonical(obj)).hexdigest()})
 
 
@@ -72,6 +72,19 @@ def test_any_changed_byte_of_an_index_shows() -> None:
             refused(bytes(wrong))
     for wrong_length in (data[:-1], data + b"\n", data + b" ", b" " + data, data[:100], b""):
         refused(wrong_length)
+
+
+def test_another_spelling_is_refused_even_with_a_right_hash() -> None:
+    line = f'  "index_sha256": "{INDEX.index_sha256}",\n'
+    for old, new in (
+        (b"\n}\n", b"\n} \n"),
+        (b'"step": 1200', b'"step":  1200'),
+        (b'"default"', b'"\\u0064efault"'),
+    ):
+        rest = index_to_bytes(INDEX).replace(old, new).replace(line.encode(), b"")
+        spelled = index_to_bytes(INDEX).replace(old, new)
+        assert spelled != index_to_bytes(INDEX)
+        refused(spelled.replace(INDEX.index_sha256.encode(), hashlib.sha256(rest).hexdigest().encode()))
 
 
 def test_the_helper_for_wrong_fields_makes_right_ones() -> None:
@@ -151,8 +164,6 @@ def test_an_unknown_schema_is_refused_by_its_name(schema: object) -> None:
 
 @pytest.mark.parametrize("kind", ["link", "folder", "fifo", "long"])
 def test_an_index_that_is_no_plain_small_file_is_refused(tmp_path: Path, kind: str) -> None:
-    import os
-
     (tmp_path / "real.json").write_bytes(index_to_bytes(INDEX))
     index = tmp_path / "index.json"
     if kind == "link":
@@ -168,8 +179,6 @@ def test_an_index_that_is_no_plain_small_file_is_refused(tmp_path: Path, kind: s
 
 
 def test_an_index_is_read_by_path_and_by_descriptor(tmp_path: Path) -> None:
-    import os
-
     (tmp_path / "index.json").write_bytes(index_to_bytes(INDEX))
     assert read_index(tmp_path).sequence == 9
     fd = os.open(tmp_path, os.O_RDONLY)
