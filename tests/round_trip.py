@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,10 @@ def same(a: Any, b: Any) -> bool:
         return same(a.real, b.real) and same(a.imag, b.imag)
     if isinstance(a, dict):
         return _same_dict(a, b)
+    if isinstance(a, (set, frozenset)):
+        return sorted(map(repr, a)) == sorted(map(repr, b))
+    if isinstance(a, deque):
+        return a.maxlen == b.maxlen and same(list(a), list(b))
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     return bool(a == b)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ckptd
-from ckptd.errors import StateMismatch
+from ckptd.errors import CheckpointWarning, StateMismatch
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +123,7 @@ def test_states_of_four_cuda_devices_on_a_host_without_cuda_are_said_and_skipped
         pytest.skip("this host has CUDA")
     state = ckptd.capture_rng_state() | {"cuda": [torch.zeros(16, dtype=torch.uint8)] * 4}
     first = draws()
-    with pytest.warns(UserWarning, match="4 CUDA devices, this host has 0"):
+    with pytest.warns(CheckpointWarning, match="4 CUDA devices, this host has 0"):
         ckptd.restore_rng_state(state)
     assert draws() == first
 

@@ -11,6 +11,7 @@ import numpy
 import torch
 
 from ckptd import keypath
+from ckptd.errors import CheckpointWarning
 from ckptd.keypath import Path
 from ckptd.tag_reader import GeneratorElsewhere
 from ckptd.tags import type_name
@@ -42,8 +43,8 @@ def set_generator(live: Any, stored: Any) -> None:
 def skip_generator(live: Any, stored: GeneratorElsewhere, path: Path) -> Any:
     warnings.warn(
         f"{keypath.show(path)}: the checkpoint holds a generator of {stored.device}, which this host "
-        "doesn't have; "
-        "it was skipped, so its draws don't continue where they stopped",
+        "doesn't have; it was skipped, so its draws don't continue where they stopped",
+        CheckpointWarning,
         stacklevel=2,
     )
     return live

@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 import torch
 
-from ckptd.errors import StateMismatch
+from ckptd.errors import CheckpointWarning, StateMismatch
 
 _PARTS = ("python", "numpy", "torch", "cuda")
 
@@ -175,5 +175,6 @@ def _set_cuda(states: list[torch.Tensor]) -> None:
             f"state['rng']['cuda']: the checkpoint holds the RNG states of {len(states)} CUDA devices, "
             f"this host has {present}; the others were skipped: "
             "random draws on them don't continue where they stopped",
+            CheckpointWarning,
             stacklevel=3,
         )
