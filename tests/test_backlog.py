@@ -73,6 +73,16 @@ def test_a_folder_that_changed_while_it_was_read_is_read_again_even_when_it_pass
     assert backlog.take(1.0) is not None
 
 
+def test_one_that_could_not_be_read_is_tried_again_and_still_answered() -> None:
+    backlog = Backlog(settle_s=1.0)
+    backlog.put_off(Job("r", "step-000000001", asked=True), "s", until=10.0)
+    backlog.saw("r", "step-000000001", "s", now=5.0)
+    assert backlog.take(9.0) is None
+    job = backlog.take(10.0)
+    assert job is not None
+    assert job.asked
+
+
 def test_reported_bytes_are_not_checked_again_until_they_change() -> None:
     backlog = Backlog(settle_s=0.0)
     assert backlog.may_report(Job("r", "step-000000001"), 0.0, ok=True, gone=False, before="s", after="s")

@@ -279,6 +279,7 @@ def test_one_that_dies_again_and_again_is_started_less_and_less_often(made: Made
 # --- where events fail ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("running", [{**BY_EVENTS_ALONE, "poll_s": 0.1}], indirect=True)
 def test_a_queue_overflow_is_named_and_the_checkpoint_it_hid_is_found(made: Made, running: Running) -> None:
     first = made.commit(1).name

@@ -105,6 +105,11 @@ class Backlog:
         self._seen[job.run, job.name] = replace(job, signature=signature, since=now, failed=False)
         return False
 
+    def put_off(self, job: Job, signature: str, until: float) -> None:
+        """It couldn't be told; try again then. Whoever asked for it still gets the answer."""
+        since = until - self._settle_s
+        self._seen[job.run, job.name] = replace(job, signature=signature, since=since)
+
     def may_report(self, job: Job, now: float, *, ok: bool, gone: bool, before: str, after: str) -> bool:
         """Whether the result of a check goes out; else it is checked again once it has settled.
 

@@ -179,7 +179,7 @@ class VerifierLoop:
         with self._wake:
             now = time.monotonic()
             if report is None:
-                self._backlog.saw(job.run, job.name, after, now + self._rescan_s)
+                self._backlog.put_off(job, after, now + self._rescan_s)
                 return
             goes_out = self._backlog.may_report(
                 job, now, ok=report.ok, gone=report.gone, before=report.stat_signature, after=after
