@@ -15,6 +15,7 @@ import pytest
 
 import ckptd as library
 from live_daemon import ckptd, detached, end, files_below, foreground, record_of, wait_until
+from made_series import flip_byte
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -115,7 +116,7 @@ def test_status_shows_the_daemon_its_clients_and_their_newest_checkpoints(root: 
         done = ckptd("status", "--root", root)
         assert (done.returncode, done.stderr) == (0, "")
         assert f"pid {record.pid}" in done.stdout.splitlines()[0]
-        assert f"gpt\tpid {os.getpid()}\t0\tstep-000000200\tstep-000000200\t0" in done.stdout
+        assert f"gpt\tpid {os.getpid()}\t0\tstep-000000200\tstep-000000200\t0\t\n" in done.stdout
         data = json.loads(ckptd("status", "--json", "--root", root).stdout)
         assert (data["schema"], data["daemon"]["pid"]) == ("ckpt.v2-status", record.pid)
         assert data["runs"][0]["client"]["pid"] == os.getpid()
@@ -129,6 +130,17 @@ def test_status_after_a_restart_still_knows_the_newest_checkpoints(root: Path) -
         ckptd("stop", "--root", root)
     with detached(root):
         assert "gpt\t-\t0\tstep-000000100\tstep-000000100\t0" in ckptd("status", "--root", root).stdout
+
+
+def test_status_says_what_the_scan_at_the_start_found(root: Path) -> None:
+    with detached(root):
+        save(root, 100, 200, run="gpt")
+        ckptd("drain", "--verified", "--root", root)
+        ckptd("stop", "--root", root)
+    flip_byte(root / "gpt" / "step-000000200" / "index.json")
+    with detached(root):
+        said = ckptd("status", "--root", root).stdout
+        assert "step-000000200" in said.splitlines()[-1].split("\t")[-1]
 
 
 def test_policy_flags_are_written_and_hold_for_later_starts(root: Path) -> None:

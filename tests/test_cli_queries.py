@@ -273,7 +273,7 @@ def test_status_without_a_daemon_says_what_the_disk_says_and_leaves_with_5(
     made.commit(200)
     code, out, err = run(capsys, "status", made)
     assert code == 5 and "no daemon" in err and err.count("\n") == 1
-    assert out == "daemon\tnone\nr\t-\t0\tstep-000000200\tstep-000000100\t0\n"
+    assert out == "daemon\tnone\nr\t-\t0\tstep-000000200\tstep-000000100\t0\t\n"
     code, out, _ = run(capsys, "status", made, "--json")
     assert (code, json.loads(out)["daemon"]) == (5, None)
 

@@ -14,7 +14,7 @@ from ckptd_daemon.cli import arguments, output, units
 from ckptd_daemon.cli.output import Cell
 
 _ANSWER_S: Final = 5.0
-_HEADERS: Final = ("RUN", "CLIENT", "QUEUE", "COMMITTED", "VERIFIED", "FAILED")
+_HEADERS: Final = ("RUN", "CLIENT", "QUEUE", "COMMITTED", "VERIFIED", "FAILED", "NOTE")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.emit_json("ckpt.v2-status", {key: value for key, value in data.items() if key != "schema"})
     else:
-        output.emit(_daemon_line(data.get("daemon")))
+        output.emit(_daemon_line(data.get("daemon")) + _verifier_line(data.get("verifier")))
         output.emit(output.table(_HEADERS, [_row(shown) for shown in data["runs"]]))
     if absent is not None:
         raise absent
@@ -68,8 +68,20 @@ def _daemon_line(daemon: dict[str, Any] | None) -> str:
     if daemon is None:
         return "daemon\tnone\n"
     up = units.show_seconds(max(0.0, time.time() - float(daemon["started_at"])))
-    facts = [f"pid {daemon['pid']}", f"up {up}", f"ckptd {daemon['version']}", str(daemon["endpoint"])]
-    return "daemon\t" + "\t".join(output.printable(fact) for fact in facts) + "\n"
+    facts = [f"pid {daemon['pid']}", f"{daemon.get('state')} for {up}", f"ckptd {daemon['version']}"]
+    return _line("daemon", [*facts, str(daemon["endpoint"])])
+
+
+def _verifier_line(verifier: dict[str, Any] | None) -> str:
+    if not verifier:
+        return ""
+    why = f" ({verifier['reason']})" if verifier.get("reason") else ""
+    how = f"{verifier.get('watching')}{why}"
+    return _line("verifier", [f"pid {verifier.get('pid')}", how, f"{verifier.get('pending')} to check"])
+
+
+def _line(name: str, facts: list[str]) -> str:
+    return "\t".join([name, *map(output.printable, facts)]) + "\n"
 
 
 def _row(shown: dict[str, Any]) -> list[Cell]:
@@ -80,8 +92,16 @@ def _row(shown: dict[str, Any]) -> list[Cell]:
         Cell(str(len(shown.get("queue", ())))),
         Cell(_newest(shown, "last_committed")),
         Cell(_newest(shown, "last_verified")),
-        Cell(str(shown.get("failed", 0))),
+        Cell(str(shown.get("failed", 0)), colour="red" if shown.get("failed") else ""),
+        Cell(_note(shown)),
     ]
+
+
+def _note(shown: dict[str, Any]) -> str:
+    """What went wrong: the newest failure, and what the scan at the start found."""
+    failed = shown.get("last_failed")
+    notes = [f"step {failed['step']}: {failed['error']}"] if failed else []
+    return "; ".join(notes + [str(text) for text in shown.get("series", {}).get("problems", ())])
 
 
 def _newest(shown: dict[str, Any], what: str) -> str:
