@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import resource
 import shutil
@@ -175,8 +177,30 @@ def test_what_is_no_folder_is_said(checkpoint: Path, kind: str) -> None:
 def test_format_v1_is_unhashed_and_never_valid(tmp_path: Path) -> None:
     path = tmp_path / "step-000000001"
     path.mkdir()
-    (path / "index.json").write_text('{"schema": "ckpt.v1-index", "num_shards": 0, "shards": []}')
-    assert "unhashed" in faults(path)[0]
+    files = {"meta.pt": b"meta", "model.shard-000.pt": b"zero", "model.shard-001.pt": b"one"}
+    for name, data in files.items():
+        (path / name).write_bytes(data)
+    shards = [
+        {
+            "shard": 0,
+            "path": "model.shard-000.pt",
+            "num_params": 1,
+            "sha256": hashlib.sha256(b"zero").hexdigest(),
+        },
+        {"shard": 1, "path": "model.shard-001.pt", "num_params": 1},
+    ]
+    index = {"schema": "ckpt.v1-index", "num_shards": 2, "shards": shards, "saved_at": 1.5, "step": 1}
+    (path / "index.json").write_text(json.dumps(index))
+    assert [fault.split(";")[0] for fault in faults(path)] == [
+        "index.json: unhashed: format v1 has no hash of its index",
+        "meta.pt: unhashed", "model.shard-001.pt: unhashed",
+    ]  # fmt: skip
+    flip_last(path / "model.shard-000.pt")
+    assert any(fault.startswith("model.shard-000.pt: wrong sha256") for fault in faults(path))
+    for outside in ("../secret.pt", "/etc/passwd", None):
+        shards[0]["path"] = outside
+        (path / "index.json").write_text(json.dumps(index))
+        assert any("not a shard's file name" in fault for fault in faults(path))
 
 
 def test_an_unknown_schema_is_named(tmp_path: Path) -> None:

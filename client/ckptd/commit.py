@@ -34,6 +34,7 @@ import errno
 import logging
 import os
 import time
+import traceback
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,6 +232,8 @@ class _Commit:
         self._drop(trash)
 
     def _final(self, error: Exception, *, unknown: bool) -> CkptdError:
+        # Whoever keeps the error must not keep views into the snapshot's memory: no slot could be closed.
+        traceback.clear_frames(error.__traceback__)
         failure = _failure(error, self.parent, self.descriptor.step)
         if not unknown:
             return failure

@@ -24,6 +24,7 @@ from ckptd.medium import How, hash_file
 from ckptd.names import INDEX_FILE, TABLE_FILE, parse_step_folder
 from ckptd.records import SCHEMA_V1, CheckpointIndex, read_index
 from ckptd.table_rows import faults_in_files, table_from_bytes
+from ckptd.verification_v1 import faults_v1
 
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 _MEDIUM_ERRORS: Final = (errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EOVERFLOW)
@@ -164,9 +165,7 @@ class _Check:
             self._fault("is missing", INDEX_FILE)
         except UnknownSchema as error:
             if error.seen == repr(SCHEMA_V1):
-                self._fault(
-                    "unhashed: format v1 doesn't state the hash of every file", "", todo="see ckptd migrate"
-                )
+                self.errors += faults_v1(folder, self.path, uncached=self._uncached)
             else:
                 self.errors.append(error)
         except CorruptCheckpoint as error:

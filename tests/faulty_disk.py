@@ -1,0 +1,67 @@
+"""A disk that fails where a test says, and a commit on it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from ckptd import durable
+from ckptd.chunks import Chunk
+from ckptd.commit import commit_plan
+from ckptd.durable import Written
+from ckptd.plan import plan_checkpoint
+from ckptd.series import latest_valid
+from snapshots import Writer, data_for, sharded
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+QUOTA = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+class FaultyDisk:
+    """durable, with one operation that fails for its first `times` calls, or those on files named `name`."""
+
+    def __init__(self, what: str, error: OSError, *, times: int = 10**9, name: str = "") -> None:
+        self._what, self._error, self._times, self._name = what, error, times, name
+        self.calls: list[str] = []
+
+    def _do(self, what: str, path: Path, action: Callable[[], Any]) -> Any:
+        self.calls.append(f"{what} {path.name}")
+        if what == self._what and self._name in path.name and self._times > 0:
+            self._times -= 1
+            raise self._error
+        return action()
+
+    def make_dir_new(self, path: Path) -> None:
+        self._do("mkdir", path, lambda: durable.make_dir_new(path))
+
+    def write_new(self, path: Path, segments: Iterable[Chunk]) -> Written:
+        written: Written = self._do("write", path, lambda: durable.write_new(path, segments))
+        return written
+
+    def fsync_dir(self, path: Path) -> None:
+        self._do("sync", path, lambda: durable.fsync_dir(path))
+
+    def rename_new(self, src: Path, dst: Path, *, sync: bool = True) -> None:
+        self._do("rename", dst, lambda: durable.rename_new(src, dst, sync=sync))
+
+    def remove_tree(self, path: Path) -> None:
+        self._do("remove", path, lambda: durable.remove_tree(path))
+
+
+def commit_on(writer: Writer, disk: FaultyDisk, step: int = 200, make: Any = sharded) -> Any:
+    d = make(step)
+    plan = plan_checkpoint(d)
+    return commit_plan(writer.run_dir, d, data_for(step), writer.position(d), plan, threads=2, disk=disk)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def latest(writer: Writer) -> str | None:
+    found = latest_valid(writer.root, writer.run)
+    return found.name if found else None
