@@ -99,18 +99,7 @@ def latest_valid(
     if opened is None:
         return None
     proof = _Proof(wait, on_progress)
-    for _ in range(_TRIES):
-        series = read_series(opened, run)
-        with contextlib.suppress(
-            CheckpointGone
-        ):  # retention took one meanwhile: by then there is a newer one
-            found = _newest(series, candidates(series), proof)
-            if found is None and wait and series.entries:
-                raise NoValidCheckpoint(
-                    "all checkpoints are abandoned", where=str(series.run_dir), todo="see ckptd list"
-                )
-            return found
-    raise CheckpointGone("checkpoints keep vanishing while they are read", where=str(opened.run_dir(run)))
+    return _steadily(opened, run, lambda series: _latest(series, proof))
 
 
 def checkpoints(root: AnyRoot, run: str = DEFAULT_RUN) -> list[Checkpoint]:
@@ -141,14 +130,14 @@ def best(root: AnyRoot, run: str, metric: str, mode: Literal["min", "max"] | str
     opened = _opened(root)
     if opened is None:
         return None
-    proof = _Proof(True, None)
-    for _ in range(_TRIES):
-        series = read_series(opened, run)
+
+    def ask(series: Series) -> Checkpoint | None:
         rated = [entry for entry in candidates(series) if not math.isnan(_metric(entry, metric))]
         rated.sort(key=lambda entry: _metric(entry, metric), reverse=mode == "max")
-        with contextlib.suppress(CheckpointGone):
-            return _newest(series, rated, proof)
-    raise CheckpointGone("checkpoints keep vanishing while they are read", where=str(opened.run_dir(run)))
+        return _newest(series, rated, proof)
+
+    proof = _Proof(True, None)
+    return _steadily(opened, run, ask)
 
 
 def select(root: AnyRoot, run: str, selector: str) -> Path:
@@ -228,6 +217,23 @@ class _Proof:
             known = check(path, uncached=True)
             self._reports[path, known.stat_signature] = known
         return known
+
+
+def _steadily(root: Root, run: str, ask: Callable[[Series], Checkpoint | None]) -> Checkpoint | None:
+    """Ask again, of the run as it is then, when a checkpoint vanished while it was read: retention was faster."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(CheckpointGone):
+            return ask(read_series(root, run))
+    raise CheckpointGone("checkpoints keep vanishing while they are read", where=str(root.run_dir(run)))
+
+
+def _latest(series: Series, proof: _Proof) -> Checkpoint | None:
+    found = _newest(series, candidates(series), proof)
+    if found is None and proof.wait and series.entries:
+        raise NoValidCheckpoint(
+            "all checkpoints are abandoned", where=str(series.run_dir), todo="see ckptd list"
+        )
+    return found
 
 
 def _newest(series: Series, entries: list[Entry], proof: _Proof) -> Checkpoint | None:
