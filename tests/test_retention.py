@@ -184,7 +184,8 @@ _metrics = st.dictionaries(st.just("m"), st.floats(), max_size=1)
 _candidates = st.lists(
     st.builds(
         Candidate, name=st.just(""), sequence=st.integers(1, 40) | st.none(), own=st.booleans(),
-        on_line=st.booleans(), verified=st.booleans(), failed=st.sampled_from(["", "", "bad"]), metrics=_metrics,
+        on_line=st.booleans(), verified=st.booleans(),
+        failed=st.sampled_from(["", "", "bad"]), metrics=_metrics,
     ),
     max_size=20, unique_by=lambda c: c.sequence if c.sequence is not None else object(),
 )  # fmt: skip
