@@ -220,7 +220,7 @@ class _Proof:
 
 
 def _steadily(root: Root, run: str, ask: Callable[[Series], Checkpoint | None]) -> Checkpoint | None:
-    """Ask again, of the run as it is then, when a checkpoint vanished while it was read: retention was faster."""
+    """Ask again, of the run as it is then, when retention took a checkpoint while it was read."""
     for _ in range(_TRIES):
         with contextlib.suppress(CheckpointGone):
             return ask(read_series(root, run))
