@@ -24,7 +24,7 @@ Text = Annotated[str, Meta(max_length=16_384)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+class Message(msgspec.Struct, kw_only=True, tag=True, forbid_unknown_fields=True):
     id: Id
 
 
@@ -186,12 +186,14 @@ def encode(message: Request | Reply) -> bytes:
 
 def decode_request(data: bytes) -> Request:
     """Raises ProtocolError for anything that isn't a request of this protocol."""
-    return _decode(_requests, data)
+    request: Request = _decode(_requests, data)
+    return request
 
 
 def decode_reply(data: bytes) -> Reply:
     """Raises ProtocolError for anything that isn't a reply of this protocol."""
-    return _decode(_replies, data)
+    reply: Reply = _decode(_replies, data)
+    return reply
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
