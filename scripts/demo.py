@@ -31,7 +31,8 @@ STEPS = 120
 EVERY = 10
 SHOWN_EVERY = 20
 TRAINER_TIMEOUT_S = 600.0
-MODEL = ["--width", "160", "--block", "96", "--batch-size", "16", "--corpus-bytes", "40000", "--threads", "2"]
+# One thread: two wait for each other at every operation, which makes a busy machine ten times slower.
+MODEL = ["--width", "128", "--block", "64", "--batch-size", "16", "--corpus-bytes", "27000", "--threads", "1"]
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ def train_and_kill(play: Play, root: Path, flags: list[str]) -> Kill:
         show(line)
         if step_of(line) == play.kill_after:
             break
+    else:
+        fail(f"the trainer left with {child.wait()} before step {play.kill_after}:\n{child.tail()}")
     exits = child.sigkill(), daemon.sigkill()
     say(f"     SIGKILL after step {play.kill_after}: trainer left with {exits[0]}, daemon with {exits[1]}")
     if exits != (-signal.SIGKILL, -signal.SIGKILL):
@@ -197,6 +200,7 @@ def report(
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         sys.exit(main())
     finally:

@@ -101,7 +101,7 @@ def start_daemon(root: Path, flags: list[str]) -> Child:
     """`ckptd start` in the foreground, as a child whose exit code can be seen; returns when it answers."""
     child = Child([str(CKPTD), "start", "--root", str(root), *flags])
     end = time.monotonic() + READY_TIMEOUT_S
-    while ckptd("status", "--root", str(root), check=False).returncode != 0:
+    while ckptd("status", "--root", str(root), "--json", check=False).returncode != 0:
         if not child.running() or time.monotonic() > end:
             fail(f"the daemon does not answer:\n{child.tail()}")
         time.sleep(0.1)
