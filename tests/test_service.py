@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptd import wire
-from ckptd.errors import NoDaemon, ProtocolError, RunTaken, SharedMemoryTooSmall
+from ckptd.errors import BadRoot, NoDaemon, ProtocolError, RunTaken, SharedMemoryTooSmall
 from ckptd.rootdir import Root, own_start
 from ckptd.slots import HEADER_BYTES, Slot, SlotState
 from ckptd_daemon.clients import Clients
@@ -22,6 +22,7 @@ from ckptd_daemon.disk import Disk
 from ckptd_daemon.lookup import Lookup
 from ckptd_daemon.pipeline import Pipeline
 from ckptd_daemon.room import Room
+from ckptd_daemon.server import Endpoint
 from ckptd_daemon.service import Service
 from ckptd_daemon.settings_file import Settings
 from ckptd_daemon.slotpool import SlotPool
@@ -231,6 +232,21 @@ def test_a_reservation_waits_for_room_that_a_snapshot_in_flight_will_give_back(d
     assert [reply.id for reply in replies if isinstance(reply, wire.Reserved)] == [7]
 
 
+def test_a_newer_reservation_replaces_the_one_that_waits(desk: Desk) -> None:
+    client = new_client_id()
+    desk.attach(client)
+    desk.reserve(client)
+    for number, slot in enumerate(desk.pool.of(client), 1):
+        fill_slot(slot, descriptor_of(client, number, b"abc"), b"abc")
+    desk.free_bytes = 0
+    assert desk.ask(wire.Reserve(id=7, client_id=client, slot_bytes=10**6, slots=2)) == []
+    desk.free_bytes = 10**9
+    old, new = desk.ask(wire.Reserve(id=8, client_id=client, slot_bytes=10**7, slots=2))
+    assert isinstance(old, wire.Refused) and old.id == 7
+    assert isinstance(new, wire.Reserved) and new.id == 8
+    assert [info.bytes >= 10**7 for info in new.slots].count(True) == 2
+
+
 def test_no_client_can_have_more_slots_than_its_share(desk: Desk) -> None:
     client = new_client_id()
     desk.attach(client)
@@ -337,3 +353,11 @@ def test_a_slot_object_of_the_test_is_the_pools(desk: Desk) -> None:
     opened = Slot.open(desk.pool.folder / reply.slots[0].name)
     assert opened.header().owner_pid == PID and opened.header().run == "default"
     opened.close()
+
+
+def test_a_regular_file_at_the_sockets_path_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "x.sock"
+    path.write_text("mine")
+    with pytest.raises(BadRoot, match="taken"):
+        Endpoint(path)
+    assert path.read_text() == "mine"

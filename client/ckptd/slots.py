@@ -33,6 +33,7 @@ __all__ = ["HEADER_BYTES", "Slot", "SlotHeader", "SlotState", "needed_bytes"]
 HEADER_BYTES: Final = PAGE_ALIGNMENT  #: the data region begins here
 
 _COPIES: Final = (0, HEADER_BYTES // 2)
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 _HOLDING: Final = (SlotState.SEALED, SlotState.WRITING)
 _POPULATE_READ: Final = 22  # MADV_POPULATE_READ and _WRITE, since Linux 5.14
 _POPULATE_WRITE: Final = 23
@@ -99,9 +100,9 @@ class Slot:
             for counter, start in enumerate(_COPIES):
                 slot._write(start, counter + 1, fresh)
             return slot
-        except OSError as error:
+        except BaseException as error:
             path.unlink(missing_ok=True)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG):
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
                 raise SharedMemoryTooSmall(
                     "no room for a slot", where=str(path.parent), wanted=f"{size} bytes",
                     todo="enlarge it (docker: --shm-size; mount -o remount,size=…) or use slots=1",

@@ -14,6 +14,7 @@ from typing import Final
 _LOGGERS: Final = ("ckptd", "ckptd_daemon")
 _SAID: Final = "ckptd_daemon.said"
 _MOST_BYTES: Final = 8 * 1024 * 1024
+_MOST_QUEUED: Final = 10_000  # while the disk hangs; what comes on top is lost
 
 #: What is logged here is printed on stdout when the daemon runs in the foreground, and nowhere else.
 say_log = logging.getLogger(_SAID)
@@ -31,7 +32,7 @@ class Logs:
         handlers: list[logging.Handler] = [_file_handler(path)]
         if to_stdout:
             handlers.append(_stdout_handler())
-        records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+        records: queue.Queue[logging.LogRecord] = queue.Queue(_MOST_QUEUED)
         self._queue = logging.handlers.QueueHandler(records)
         self._listener = logging.handlers.QueueListener(records, *handlers)
         self._handlers = handlers

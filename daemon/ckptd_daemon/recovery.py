@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptd import durable
-from ckptd.errors import CkptdError
+from ckptd.errors import CkptdError, ProtocolError
 from ckptd.names import DECISIONS_DIR, QUARANTINE_DIR, check_run_name, parse_step_folder, parse_work_folder
 from ckptd.rootdir import Root
 from ckptd.slots import Slot, SlotHeader
@@ -95,7 +95,11 @@ def _adopt(disk: Disk, clients: Clients, slot: Slot, header: SlotHeader, taken: 
         book = clients.pipeline.opened(header.run, facts)
     # A sequence is given once; a header that repeats one is lying.
     given = header.sequence if (header.run, header.sequence) not in taken else 0
-    snapshot = clients.pipeline.accept(slot, header, sequence=given)
+    try:
+        snapshot = clients.pipeline.accept(slot, header, sequence=given)
+    except ProtocolError as error:  # its client lives and has changed it meanwhile
+        log.warning("snapshot.not_adopted slot=%s error=%s", slot.name, error)
+        return
     taken.add((header.run, snapshot.sequence))
     log.info(
         "snapshot.adopted run=%s snapshot=%d sequence=%d slot=%s",

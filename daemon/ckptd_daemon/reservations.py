@@ -53,8 +53,7 @@ class Reservations:
     def ask(self, session: Session, identity: bytes, request: wire.Reserve) -> None:
         """Answer now, or once the slots are made, or once there is room for them.
 
-        Raises:
-            InvalidArgument: Another reservation of this client is under way.
+        A newer request replaces one that is under way.
         """
         reservation = self._under_way.get(session.client_id)
         if reservation is None:
@@ -62,9 +61,8 @@ class Reservations:
             self._under_way[session.client_id] = reservation
         same = (reservation.slot_bytes, reservation.slots) == (request.slot_bytes, request.slots)
         if not same or len(reservation.waiting) >= MAX_WAITING:
-            raise InvalidArgument(
-                "another reservation of this client is under way", where=f"run {session.run}"
-            )
+            self._refuse_waiting(reservation, InvalidArgument("a newer reservation has replaced this one"))
+            reservation.slot_bytes, reservation.slots = request.slot_bytes, request.slots
         reservation.waiting.append((identity, request.id))
         self.go_on(session)
 
@@ -126,16 +124,24 @@ class Reservations:
             self._pool.discard(made)
         else:
             self._pool.add(session.client_id, made)
-            log.info("slots.made run=%s count=%d bytes=%d", session.run, len(made), reservation.slot_bytes)
-            self._finish(session, None)
+            log.info("slots.made run=%s count=%d bytes=%d", session.run, len(made), made[0].capacity)
+            self.go_on(session)
 
     def _finish(self, session: Session, error: CkptdError | None) -> None:
         reservation = self._under_way.pop(session.client_id, None)
-        for identity, message_id in reservation.waiting if reservation is not None else ():
-            if error is None:
-                self._send(identity, wire.Reserved(id=message_id, slots=self.infos(session)))
-            else:
-                self._send(identity, wire.Refused(id=message_id, error=wire.WireError.of(error)))
+        if reservation is None:
+            return
+        if error is not None:
+            self._refuse_waiting(reservation, error)
+            return
+        infos = self.infos(session)
+        for identity, message_id in reservation.waiting:
+            self._send(identity, wire.Reserved(id=message_id, slots=infos))
+
+    def _refuse_waiting(self, reservation: Reservation, error: CkptdError) -> None:
+        waiting, reservation.waiting = reservation.waiting, []
+        for identity, message_id in waiting:
+            self._send(identity, wire.Refused(id=message_id, error=wire.WireError.of(error)))
 
 
 def _as_ours(error: Exception) -> CkptdError:

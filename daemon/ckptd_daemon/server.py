@@ -16,6 +16,8 @@ from typing import Final
 import zmq
 
 from ckptd import wire
+from ckptd.durable import is_taken
+from ckptd.errors import BadRoot
 from ckptd.limits import MAX_MESSAGE_BYTES
 from ckptd_daemon.service import Service
 from ckptd_daemon.verifier_process import Verifier
@@ -31,9 +33,17 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Endpoint:
-    """The ROUTER socket. Its path is removed when it is closed."""
+    """The ROUTER socket. Its path is removed when it is closed.
+
+    Raises:
+        BadRoot: Something is at its path already; it is left alone.
+    """
 
     def __init__(self, path: Path) -> None:
+        if is_taken(path):  # libzmq would replace it without a word, even a regular file
+            raise BadRoot(
+                "the socket's path is taken", where=str(path), todo="start again: the name is random"
+            )
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
