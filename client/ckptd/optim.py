@@ -56,11 +56,6 @@ def _unique(name: str, taken: set[str]) -> str:
     return candidate
 
 
-def parameters_in_order(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
-    """The parameters of each group."""
-    return [list(group["params"]) for group in optimizer.param_groups]
-
-
 def live_names(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[list[str]]:
     """The name of each parameter of each group: from a module of the state, else the optimizer's own
     `param_names`, else its position ("#0.3" is parameter 3 of group 0)."""
