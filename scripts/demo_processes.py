@@ -16,6 +16,7 @@ from typing import NoReturn
 CKPTD = Path(sys.executable).with_name("ckptd")
 COMMAND_TIMEOUT_S = 120.0
 READY_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 20.0
 
 
 def say(text: str = "") -> None:
@@ -80,11 +81,15 @@ class Child:
 
     @classmethod
     def end_all(cls) -> None:
-        """Leave no process behind, however the demo ends."""
-        for child in cls.alive:
+        """Leave no process behind, however the demo ends: the youngest first, so trainers before daemons."""
+        for child in reversed(cls.alive):
             if child.running():
-                child._process.kill()
-                child._process.wait()
+                child._process.terminate()  # a daemon removes its shared memory
+                try:
+                    child._process.wait(END_TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    child._process.kill()
+                    child._process.wait()
 
 
 def ckptd(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
