@@ -237,7 +237,7 @@ def test_with_a_dead_daemon_snapshots_go_on_into_free_slots_and_the_next_daemon_
         with FakeDaemon(root) as second:
             second.slots = dict(first.slots)  # it adopted them
             first.slots.clear()
-            client.wait(10)
+            client.wait(4)
             assert (one.state, two.state) == ("committed", "committed")
             assert values(second) == [{1.0}, {2.0}]
             client.close()
@@ -252,7 +252,7 @@ def test_a_snapshot_whose_slot_is_gone_moves_to_a_new_one(root: Root) -> None:
         for slot in first.slots.values():
             slot.path.unlink()
         with FakeDaemon(root) as second:
-            client.wait(10)
+            client.wait(4)
             assert values(second) == [{1.0}]
             client.close()
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +16,9 @@ import torch
 
 import ckptd
 from ckptd.errors import ClientClosed
+from ckptd.rootdir import Root
 from ckptd_places import daemon_of, places
-from fake_daemon import wait_until
+from fake_daemon import FakeDaemon, wait_until
 
 __all__ = ["places"]
 
@@ -146,6 +148,7 @@ def in_child(act: object) -> int:
     pid = os.fork()
     if pid == 0:
         code = 99
+        signal.alarm(30)  # a child that hangs dies of it
         try:
             assert callable(act)
             code = int(act() or 0)
@@ -185,12 +188,22 @@ def test_a_forked_child_can_not_use_the_client_and_its_end_harms_nothing(root: P
 
 
 def test_a_fork_while_another_thread_is_in_the_client_leaves_a_child_that_does_not_hang(root: Path) -> None:
-    with ckptd.Client(root, daemon="off") as client:
-        client._writer.lock.acquire()
+    with FakeDaemon(Root.open(root, create=True)), ckptd.Client(root, daemon="attach") as client:
+        inside, leave = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with client._writer.lock:
+                inside.set()
+                leave.wait(30)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert inside.wait(10)
         try:
             assert in_child(lambda: client._writer.look()) == 0
         finally:
-            client._writer.lock.release()
+            leave.set()
+            thread.join()
 
 
 @pytest.mark.slow

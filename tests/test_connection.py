@@ -13,7 +13,7 @@ from ckptd.connection import Connection, connect
 from ckptd.errors import NoDaemon, ProtocolError, RunTaken, TimedOut
 from ckptd.rootdir import DaemonRecord, Root
 from ckptd_places import places
-from fake_daemon import FakeDaemon
+from fake_daemon import FakeDaemon, wait_until
 
 __all__ = ["places"]
 
@@ -116,12 +116,19 @@ def test_a_daemon_that_dies_under_a_request_is_noticed_long_before_the_bound(
 
 
 def test_a_dead_daemons_last_words_are_heard_before_its_death(
-    connection: Connection, fake: FakeDaemon
+    connection: Connection, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connection.ask(wire.Status(id=0), wire.StatusReply, 5)
-    fake.say(notice(1))
-    fake.die()
-    assert len(connection.poll(5)) == 1
+
+    def dies() -> bool:
+        fake.say(notice(1))  # just before: the look at the socket came too early for it
+        wait_until(lambda: bool(connection._socket.poll(0)))
+        fake.die()
+        return False
+
+    with monkeypatch.context() as patched:
+        patched.setattr(connection, "alive", dies)
+        assert len(connection.poll(5)) == 1
     with pytest.raises(NoDaemon):
         connection.poll(5)
 

@@ -103,9 +103,8 @@ class DaemonWriter:
         """A free slot of at least `size` bytes."""
         link, started = self._link, time.monotonic()
         if self._silent_at is not None and link.session.last_heard <= self._silent_at:
-            timeout_s = min(
-                timeout_s, _NO_NEWS_S
-            )  # the bound is paid once per silence, not at every snapshot
+            # The bound is paid once per silence, not at every snapshot.
+            timeout_s = min(timeout_s, _NO_NEWS_S)
         grow_at = started
         link.look(0.0)
         while (slot := link.find_free(size)) is None:
