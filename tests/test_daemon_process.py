@@ -289,7 +289,8 @@ from daemon_parts import BareClient
 kind, root, run = sys.argv[2], Path(sys.argv[3]), sys.argv[4]
 client = BareClient(root, run)
 client.attach()
-slots = client.reserve(1_000_000)
+# the last slot is filled first: what counts is the order of sealing, not that of the slots
+slots = sorted(client.reserve(1_000_000), key=lambda slot: slot.name, reverse=True)
 if kind == "filling":
     slots[0].begin(client.client_id, run, 1)
 elif kind == "sealed":
