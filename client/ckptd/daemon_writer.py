@@ -72,12 +72,13 @@ class DaemonWriter:
             SharedMemoryTooSmall: They don't fit; nothing was made.
             NoDaemon, TimedOut: No daemon answers.
         """
+        deadline = time.monotonic() + self._start_timeout_s
         with self.lock:
             self._link.look(0.0)
             if not self._link.session.attach(self._start_timeout_s):
                 raise self._link.no_daemon()
             self._link.greet()
-            self._link.reserve(size, self._start_timeout_s)
+            self._link.reserve(size, max(_NO_NEWS_S, deadline - time.monotonic()))
 
     def submit(self, ticket: Ticket, payload: Payload, *, busy_timeout_s: float) -> None:
         """Copy a snapshot into a slot, seal it, tell the daemon. From here on it survives this process.
