@@ -317,6 +317,46 @@ def test_a_client_that_was_killed_leaves_its_snapshot_for_the_next_one(root: Pat
         assert (resumed.step, state["train"].step) == (7, 7)
 
 
+@pytest.mark.slow
+def test_twenty_times_trainer_and_daemon_killed_lose_no_sealed_snapshot_and_no_shared_memory(
+    root: Path,
+) -> None:
+    luck = random.Random(5)
+    last = 0
+    for _ in range(20):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                client = ckptd.Client(root)
+                state = make(1)
+                client.restore(state)
+                for step in range(last + 1, last + 1000):
+                    state["train"].step = step
+                    client.snapshot(step, state)
+                    os.write(writing, b"%d\n" % step)
+            finally:
+                os.kill(os.getpid(), signal.SIGKILL)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as told:
+            told.readline()  # it has begun to save
+            time.sleep(luck.uniform(0.0, 0.2))
+            os.kill(pid, signal.SIGKILL)
+            end_daemon(root)
+            last += len(told.readlines()) + 1
+        os.waitpid(pid, 0)
+        with ckptd.Client(root) as client:
+            state = make(2)
+            resumed = client.restore(state)
+            assert resumed is not None
+            # The step after the last one that was told may have been sealed just before the kill.
+            assert resumed.step in (last, last + 1)
+            assert state["train"].step == resumed.step
+            assert resumed.passed_over == ()
+            last = resumed.step
+        assert list(Root.for_reading(root).slot_path.iterdir()) == []
+
+
 def test_a_stopped_daemon_holds_the_exit_no_longer_than_the_bound(root: Path) -> None:
     state = make()
     client = ckptd.Client(root, close_timeout_s=0.5)
