@@ -90,5 +90,8 @@ def test_a_relative_import_path_and_a_module_in_the_working_folder_do_not_mislea
 ) -> None:
     (tmp_path / "zmq.py").write_text("raise SystemExit('not this one')")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", "nowhere")
-    assert start_daemon(root, timeout_s=30).pid
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["lib", *filter(None, [os.environ.get("PYTHONPATH")])]))
+    record = start_daemon(root, timeout_s=30)
+    environment = Path(f"/proc/{record.pid}/environ").read_bytes().split(b"\0")
+    paths = next(one for one in environment if one.startswith(b"PYTHONPATH=")).partition(b"=")[2]
+    assert paths.split(os.pathsep.encode())[0] == os.fsencode(tmp_path / "lib")

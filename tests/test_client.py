@@ -30,6 +30,7 @@ from ckptd.errors import (
     StateMismatch,
     TimedOut,
 )
+from ckptd.records import read_index
 from ckptd.rootdir import DaemonRecord, Root
 from ckptd_places import daemon_of, end_daemon, places
 from fake_daemon import wait_until
@@ -187,14 +188,17 @@ def test_when_all_are_damaged_it_is_an_error_and_the_state_is_untouched(root: Pa
 def test_a_checkpoint_that_retention_removes_while_it_is_read_leads_to_a_new_listing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved(root, 1, 2)
+    paths = saved(root, 1, 2, 3)
     end_daemon(root)
+    aside = root / "aside"
+    paths[2].rename(aside)
     real, gone = resume.load_with_index, []
 
     def load(path: Path, **options: Any) -> Any:
         if not gone:
             gone.append(path.name)
             shutil.rmtree(path)
+            aside.rename(paths[2])  # its successor is there: the older ones listed before aren't the newest
             raise CheckpointGone("deleted", where=str(path))
         return real(path, **options)
 
@@ -203,7 +207,7 @@ def test_a_checkpoint_that_retention_removes_while_it_is_read_leads_to_a_new_lis
     with ckptd.Client(root, daemon="off") as client:
         resumed = client.restore(state)
         assert resumed is not None
-        assert (gone, resumed.step, resumed.passed_over) == (["step-000000002"], 1, ())
+        assert (gone, resumed.step, resumed.passed_over) == (["step-000000002"], 3, ())
 
 
 def test_an_earlier_step_begins_a_line_of_its_own(root: Path) -> None:
@@ -213,7 +217,9 @@ def test_an_earlier_step_begins_a_line_of_its_own(root: Path) -> None:
         resumed = client.restore(state, step=1)
         assert resumed is not None
         assert resumed.step == 1
-        client.snapshot(2, state).wait("verified", timeout_s=30)
+        path = client.snapshot(2, state).wait("verified", timeout_s=30).path
+        assert path is not None
+        assert (read_index(path).parent, read_index(path).lineage) == (1, ((1, 1), (4, 4)))
         latest = client.latest()
         assert latest is not None
         assert latest.name == "step-000000002.2"

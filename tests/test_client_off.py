@@ -93,7 +93,9 @@ def test_a_client_that_could_not_open_leaves_the_lock(root: Path, monkeypatch: p
 def test_a_failure_is_a_warning_and_the_next_snapshot_works(
     root: Path, monkeypatch: pytest.MonkeyPatch, error: CkptdError, state: str
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(run_dir: Path, descriptor: object, data: memoryview, position: object) -> None:
+        part = data[:1]  # a view that this frame holds, as the real one does
+        assert part
         raise error
 
     with ckptd.Client(root, daemon="off") as client:
@@ -103,6 +105,21 @@ def test_a_failure_is_a_warning_and_the_next_snapshot_works(
                 ticket = client.snapshot(1, state_of(1.0))
             assert ticket.state == state
         assert client.snapshot(2, state_of(2.0)).state == "committed"
+        buffer = client._writer._buffer
+    assert buffer.closed  # the error in the ticket doesn't keep the state's memory
+
+
+def test_the_cadence_goes_on_from_the_checkpoint_that_was_restored(root: Path) -> None:
+    with ckptd.Client(root, daemon="off", cadence=ckptd.Cadence(every_steps=4)) as client:
+        steps = [step for step in range(1, 10) if client.maybe_snapshot(step, state_of(1.0))]
+        assert steps == [1, 4, 8]
+    state = state_of(0.0)
+    with ckptd.Client(root, daemon="off", cadence=ckptd.Cadence(every_steps=4)) as client:
+        client.restore(state, step=1)
+        assert client.maybe_snapshot(3, state) is None
+        assert client.maybe_snapshot(5, state) is not None  # 4 was passed
+    with ckptd.Client(root, daemon="off") as client:  # the default: every ten minutes, the first only once
+        assert client.maybe_snapshot(6, state) is None
 
 
 def test_what_a_killed_writer_left_is_cleared_away(root: Path) -> None:
