@@ -90,7 +90,8 @@ class FakeDaemon:
         self.process.send_signal(signal.SIGSTOP)
 
     def release(self) -> None:
-        """Commit everything that is held."""
+        """Commit everything that is held, and hold nothing from now on."""
+        self.hold = False
         self.call(self._release)
 
     def call(self, act: Callable[[], None]) -> None:

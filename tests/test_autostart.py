@@ -63,6 +63,7 @@ def test_a_daemon_that_ends_at_once_is_said_with_the_end_of_its_log(root: Root) 
         start_daemon(root, timeout_s=30, extra_args=["--no-such-flag"])
 
 
+@pytest.mark.slow
 def test_a_lock_that_somebody_else_holds_is_said_when_the_bound_has_passed(root: Root) -> None:
     with RootLock(root):
         began = time.monotonic()

@@ -71,6 +71,7 @@ def train(state: dict[str, Any], step: int) -> float:
 # --- the main path --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_three_lines_save_and_resume_bit_for_bit(root: Path) -> None:
     random.seed(1)
     np.random.seed(1)
@@ -236,6 +237,8 @@ def test_a_checkpoint_of_another_run_is_restored_by_path(root: Path) -> None:
         assert (resumed.step, resumed.sequence) == (5, None)
         with pytest.raises(NothingThere):
             client.restore(state, source=root / "nowhere")
+        with pytest.raises(InvalidArgument, match="exclude each other"):
+            client.restore(state, source=path, step=5)
         flip(path / "ckpt.pt")
         with pytest.raises(CorruptCheckpoint):
             client.restore(state, source=path)
@@ -277,6 +280,7 @@ def test_a_killed_daemon_is_replaced_and_nothing_accepted_is_lost(root: Path) ->
         assert client.drain(60, verified=True) == 0
 
 
+@pytest.mark.slow
 def test_a_daemon_that_dies_between_two_snapshots_is_replaced_by_maybe_snapshot_without_a_wait(
     root: Path,
 ) -> None:
@@ -363,6 +367,7 @@ def test_twenty_times_trainer_and_daemon_killed_lose_no_sealed_snapshot_and_no_s
         assert list(Root.for_reading(root).slot_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_stopped_daemon_holds_the_exit_no_longer_than_the_bound(root: Path) -> None:
     state = make()
     client = ckptd.Client(root, close_timeout_s=0.5)
@@ -441,6 +446,7 @@ def test_a_closed_client_says_so_and_closes_twice(root: Path) -> None:
     assert "closed" in repr(client)
 
 
+@pytest.mark.slow
 def test_two_hundred_snapshots_keep_descriptors_and_shared_memory_flat(root: Path) -> None:
     state = make()
 

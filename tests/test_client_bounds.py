@@ -104,7 +104,6 @@ def test_a_third_snapshot_waits_for_a_slot_and_is_written(root: Root, fake: Fake
         client.snapshot(1, state_of(1.0))
         client.snapshot(2, state_of(2.0))
         wait_until(lambda: len(fake.named(wire.Push)) == 2)
-        fake.hold = False
         fake.release()
         third = client.snapshot(3, state_of(3.0))
         assert third.wait(timeout_s=5).state == "committed"
@@ -153,6 +152,7 @@ def test_fifty_snapshots_use_two_slots_and_the_last_one_is_written(root: Root, f
 # --- silent, stopped ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_stopped_daemon_is_paid_for_once_and_then_at_most_a_second_a_snapshot(
     root: Root, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +171,7 @@ def test_a_stopped_daemon_is_paid_for_once_and_then_at_most_a_second_a_snapshot(
         assert max(took[1:]) < 1.0
 
 
+@pytest.mark.slow
 def test_a_stopped_daemon_never_gets_a_committed_out_of_the_client_and_close_keeps_its_bound(
     root: Root, fake: FakeDaemon
 ) -> None:
@@ -199,6 +200,7 @@ def test_a_daemon_that_does_not_answer_attach_costs_start_timeout_s(root: Root, 
     assert 0.5 <= time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 def test_a_snapshot_before_any_slot_exists_is_skipped_when_the_daemon_is_silent(
     root: Root, fake: FakeDaemon
 ) -> None:
@@ -271,6 +273,7 @@ def test_what_a_new_daemon_never_heard_of_is_unknown_and_never_committed(root: R
             client.close()
 
 
+@pytest.mark.slow
 def test_a_dead_daemon_holds_neither_a_snapshot_nor_close_longer_than_start_timeout_s(root: Root) -> None:
     with FakeDaemon(root) as fake:
         client = client_of(root, start_timeout_s=0.5, busy_timeout_s=60, close_timeout_s=60)
@@ -331,7 +334,7 @@ def test_a_notice_that_is_not_exactly_about_the_snapshot_commits_nothing(
     root: Root, fake: FakeDaemon, lie: dict[str, Any]
 ) -> None:
     fake.twist = lambda notice: msgspec.structs.replace(notice, **lie)
-    client = client_of(root)
+    client = client_of(root, close_timeout_s=0.1)
     ticket = client.snapshot(1, state_of(1.0))
     with pytest.raises(TimedOut):
         ticket.wait(timeout_s=0.3)

@@ -69,6 +69,7 @@ def test_lines_and_sequences_go_on_over_clients_with_and_without_a_daemon(root: 
         assert client.snapshot(9, state).wait(timeout_s=30).sequence == 6
 
 
+@pytest.mark.slow
 def test_the_root_is_locked_against_a_daemon_and_a_daemons_root_against_it(root: Path) -> None:
     with ckptd.Client(root, daemon="off"), pytest.raises(RootLocked, match=r'daemon="off"'):
         ckptd.Client(root, start_timeout_s=1.0)

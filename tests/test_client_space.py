@@ -17,7 +17,7 @@ from ckptd_places import end_daemon, places
 
 __all__ = ["places"]
 
-pytestmark = pytest.mark.privileged
+pytestmark = [pytest.mark.privileged, pytest.mark.slow]
 
 MIB = 1024 * 1024
 

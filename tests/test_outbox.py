@@ -120,7 +120,9 @@ def test_a_refused_push_counts_only_while_the_slot_still_holds_the_snapshot(
     outbox: Outbox, slot: Slot, failures: Failures
 ) -> None:
     staged = stage(outbox, slot)
-    slot.release()  # an earlier push of it was taken and is done
+    slot.mark_writing(5)  # an earlier push of it was taken
+    outbox.refused(1, SaveFailed("not that slot"))
+    slot.release()
     outbox.refused(1, SaveFailed("not that slot"))
     assert staged.ticket.state == "staged"
     outbox.take(notice("committed"), 0.0)

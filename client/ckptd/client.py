@@ -19,19 +19,18 @@ from typing import Any, Literal
 
 from ckptd.cadence import Cadence
 from ckptd.client_options import ClientOptions, DaemonChoice, OnBusy, OnError, check_bound
-from ckptd.daemon_writer import DaemonWriter
 from ckptd.descriptor import Sharding
 from ckptd.errors import ClientClosed, NoDaemon, TimedOut
 from ckptd.failures import Failures, warn
-from ckptd.inline_writer import InlineWriter
 from ckptd.leaving import leave_at_end
 from ckptd.metrics import plain_metrics
 from ckptd.names import DEFAULT_RUN, check_run_name, check_step
 from ckptd.recorder import Recorder
-from ckptd.resume import Resumed, restore_from, restore_run
+from ckptd.resume import Resumed, restore
 from ckptd.rootdir import Root
 from ckptd.series import Checkpoint, best, checkpoints, latest_valid
 from ckptd.ticket import WAIT_TIMEOUT_S, Ticket
+from ckptd.writers import make_writer
 
 __all__ = ["Client", "Resumed"]
 
@@ -83,24 +82,16 @@ class Client:
         self._run, self._client_id = check_run_name(run), uuid.uuid4().hex
         self._root = Root.open(root, create=daemon != "attach")
         self._failures = Failures(on_error, max_unsaved_s)
-        self._writer = self._make_writer(options)
-        self._recorder = Recorder(
-            self._root,
-            self._run,
-            self._client_id,
-            options=options,
-            writer=self._writer,
-            failures=self._failures,
-        )
+        who = (self._root, self._run, self._client_id)
+        self._writer = make_writer(*who, options, self._failures)
+        self._recorder = Recorder(*who, options=options, writer=self._writer, failures=self._failures)
         self._writer.open()
         self._closed = False
         self._ending = leave_at_end(self, self._writer, self._failures, options.close_timeout_s)
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open" if os.getpid() == self._pid else "the parent's"
-        return (
-            f"Client({str(self._root.path)!r}, run={self._run!r}, daemon={self._options.daemon!r}, {state})"
-        )
+        return f"Client({str(self._root.path)!r}, run={self._run!r}, {self._options.daemon!r}, {state})"
 
     def __enter__(self) -> Client:
         return self
@@ -113,10 +104,7 @@ class Client:
     # --- saving ----------------------------------------------------------------------------------
 
     def reserve(self, state: Mapping[Any, Any]) -> None:
-        """Have the memory for snapshots of `state` made and touched now, so that the first one is quick too.
-
-        restore() and the first snapshot() do it by themselves. Optimizer state that doesn't exist yet is
-        foreseen.
+        """Have the memory for snapshots of `state` made and touched now; restore() and snapshot() do it too.
 
         Raises:
             SharedMemoryTooSmall: /dev/shm can't hold the slots. Nothing was made.
@@ -212,17 +200,13 @@ class Client:
         self._check_open()
         with self._writer.lock:
             self._await_earlier()
-            run_id = self._writer.run_id
-            if source is not None:
-                resumed: Resumed | None = restore_from(source, state, run_id=run_id, only=only, strict=strict)
-            else:
-                resumed = restore_run(
-                    self._root, self._run, state, run_id=run_id, step=step, only=only, strict=strict
-                )
+            resumed = restore(
+                self._root, self._run, state, run_id=self._writer.run_id,
+                step=step, source=source, only=only, strict=strict,
+            )  # fmt: skip
             self._recorder.go_on_from(resumed)
-            with contextlib.suppress(
-                NoDaemon, TimedOut
-            ):  # the state is restored; saving looks for a daemon again
+            # Without a daemon now the state is restored all the same; saving will look for one again.
+            with contextlib.suppress(NoDaemon, TimedOut):
                 self._recorder.reserve(state)
             return resumed
 
@@ -286,8 +270,7 @@ class Client:
         What isn't durable in time is reported; it stays in shared memory and a daemon writes it.
 
         Raises:
-            CkptdError: What went wrong with a snapshot, with on_error="raise". The client is closed all the
-                same.
+            CkptdError: What went wrong with a snapshot, with on_error="raise". It is closed all the same.
         """
         self._close(may_raise=True)
 
@@ -300,14 +283,6 @@ class Client:
                 f"run {self._run}: {failed} snapshot(s) of an earlier client could not be written and may be "
                 "newer than what is restored now; look with: ckptd status"
             )
-
-    def _make_writer(self, options: ClientOptions) -> DaemonWriter | InlineWriter:
-        if options.daemon == "off":
-            return InlineWriter(self._root, self._run, self._client_id, failures=self._failures)
-        return DaemonWriter(
-            self._root, self._run, self._client_id, mode=options.daemon, slots=options.slots,
-            failures=self._failures, start_timeout_s=options.start_timeout_s,
-        )  # fmt: skip
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

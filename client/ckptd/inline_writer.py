@@ -19,7 +19,7 @@ from ckptd.commit import commit_snapshot
 from ckptd.decisions import read_decisions, write_birth
 from ckptd.descriptor import Descriptor
 from ckptd.descriptor_codec import decode
-from ckptd.errors import CkptdError, NoSpace, OutcomeUnknown, ProtocolError, SaveFailed
+from ckptd.errors import CkptdError, NoSpace, OutcomeUnknown, ProtocolError, RootLocked, SaveFailed
 from ckptd.failures import Failure, Failures, warn
 from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.lineage import Position
@@ -33,6 +33,8 @@ from ckptd.ticket import Ticket
 
 __all__ = ["InlineWriter"]
 
+_LEAVING_WRITER_S: Final = 1.0
+_LOOK_EVERY_S: Final = 0.05
 _IN_USE: Final = (SlotState.SEALED, SlotState.WRITING)
 
 
@@ -54,7 +56,7 @@ class InlineWriter:
             RootLocked: A daemon or another client writes to this root.
             BadRoot: The root can't be used.
         """
-        self._root_lock.acquire()
+        self._lock_root()
         try:
             run_dir = self._root.run_dir(self._run)
             durable.make_dirs(run_dir)
@@ -71,6 +73,17 @@ class InlineWriter:
         except BaseException:
             self._root_lock.release()
             raise
+
+    def _lock_root(self) -> None:
+        """A writer that was killed holds the lock until its last thread is gone: a moment is given to it."""
+        deadline = time.monotonic() + _LEAVING_WRITER_S
+        while True:
+            try:
+                return self._root_lock.acquire()
+            except RootLocked:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_LOOK_EVERY_S)
 
     def reserve(self, size: int) -> None:
         """Have private memory of `size` bytes, touched."""

@@ -7,17 +7,16 @@ import sys
 import time
 import weakref
 
-from ckptd.daemon_writer import DaemonWriter
 from ckptd.failures import Failures
-from ckptd.inline_writer import InlineWriter
+from ckptd.writers import Writer
 
 __all__ = ["leave_at_end"]
 
-_writers: weakref.WeakSet[DaemonWriter | InlineWriter] = weakref.WeakSet()
+_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
 def leave_at_end(
-    client: object, writer: DaemonWriter | InlineWriter, failures: Failures, timeout_s: float
+    client: object, writer: Writer, failures: Failures, timeout_s: float
 ) -> weakref.finalize[..., object]:
     """Close `writer` when the client is dropped or the interpreter ends, waiting at most `timeout_s`.
 
@@ -28,7 +27,7 @@ def leave_at_end(
     return weakref.finalize(client, _leave, writer, failures, timeout_s, os.getpid())
 
 
-def _leave(writer: DaemonWriter | InlineWriter, failures: Failures, timeout_s: float, pid: int) -> None:
+def _leave(writer: Writer, failures: Failures, timeout_s: float, pid: int) -> None:
     if os.getpid() != pid:
         return
     began = time.monotonic()

@@ -14,6 +14,7 @@ from typing import Final, cast
 from ckptd.errors import CkptdError, OutcomeUnknown, SaveFailed
 from ckptd.failures import Failure, Failures
 from ckptd.names import parse_step_folder
+from ckptd.slots import SlotState
 from ckptd.staging import Staged
 from ckptd.ticket import Ticket, TicketState
 from ckptd.wire import Accepted, Notice
@@ -65,8 +66,8 @@ class Outbox:
     def refused(self, snapshot: int, error: CkptdError) -> None:
         """The push of this snapshot was refused."""
         staged = self._staged.get(snapshot)
-        if staged is not None and not staged.in_slot():
-            return  # its slot moved on meanwhile: an earlier push of it was accepted, and tells how it ends
+        if staged is not None and not staged.in_slot(SlotState.SEALED):
+            return  # its slot moved on: an earlier push of it was accepted, and how that ends will be told
         self._fail(snapshot, error)
 
     def take(self, notice: Notice, now: float) -> Staged | None:

@@ -8,12 +8,10 @@ from typing import Any, Final
 
 from ckptd.capture import Captured, capture, copy_into, foresee
 from ckptd.client_options import DEFAULT_CADENCE, ClientOptions
-from ckptd.daemon_writer import DaemonWriter
 from ckptd.descriptor import Descriptor
 from ckptd.descriptor_codec import encode
 from ckptd.errors import NoDaemon, SharedMemoryTooSmall, TimedOut
 from ckptd.failures import Failure, Failures
-from ckptd.inline_writer import InlineWriter
 from ckptd.resume import Resumed
 from ckptd.rootdir import Root
 from ckptd.series import read_series
@@ -21,6 +19,7 @@ from ckptd.slots import needed_bytes
 from ckptd.staging import Payload
 from ckptd.ticket import Ticket
 from ckptd.versions import versions
+from ckptd.writers import Writer
 
 __all__ = ["Recorder"]
 
@@ -41,7 +40,7 @@ class Recorder:
 
     def __init__(
         self, root: Root, run: str, client_id: str, *,
-        options: ClientOptions, writer: DaemonWriter | InlineWriter, failures: Failures,
+        options: ClientOptions, writer: Writer, failures: Failures,
     ) -> None:  # fmt: skip
         self._root, self._run, self._client_id = root, run, client_id
         self._options, self._writer, self._failures = options, writer, failures

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ckptd.errors import CheckpointGone, CorruptCheckpoint, NothingThere, RestoreFailed
+from ckptd.errors import CheckpointGone, CorruptCheckpoint, InvalidArgument, NothingThere, RestoreFailed
 from ckptd.failures import warn
 from ckptd.loading import Loaded, load_with_index
 from ckptd.names import check_step
@@ -20,7 +20,7 @@ from ckptd.restoring import RestoreReport, apply_state
 from ckptd.rootdir import Root
 from ckptd.series import Entry, PassedOver, Series, candidates, read_series
 
-__all__ = ["Resumed", "restore_from", "restore_run"]
+__all__ = ["Resumed", "restore"]
 
 _LISTINGS: Final = 5  # retention may remove what was listed a moment ago; then the run is listed again
 
@@ -53,7 +53,19 @@ class Resumed:
         return self.step + 1
 
 
-def restore_run(
+def restore(
+    root: Root, run: str, state: MutableMapping[Any, Any], *, run_id: str, step: int | None,
+    source: str | os.PathLike[str] | None, only: Collection[str] | None, strict: bool,
+) -> Resumed | None:  # fmt: skip
+    """Restore the checkpoint at `source`, of `step`, or the newest on the line; see Client.restore."""
+    if source is None:
+        return _restore_run(root, run, state, run_id=run_id, step=step, only=only, strict=strict)
+    if step is not None:
+        raise InvalidArgument("step and source exclude each other", where="restore", todo="give one of them")
+    return _restore_from(source, state, run_id=run_id, only=only, strict=strict)
+
+
+def _restore_run(
     root: Root, run: str, state: MutableMapping[Any, Any], *,
     run_id: str, step: int | None = None, only: Collection[str] | None = None, strict: bool = True,
 ) -> Resumed | None:  # fmt: skip
@@ -95,7 +107,7 @@ def restore_run(
     )  # fmt: skip
 
 
-def restore_from(
+def _restore_from(
     source: str | os.PathLike[str], state: MutableMapping[Any, Any], *,
     run_id: str, only: Collection[str] | None = None, strict: bool = True,
 ) -> Resumed:  # fmt: skip

@@ -48,13 +48,13 @@ class Staged:
     slot: Slot
     generation: int
 
-    def in_slot(self) -> bool:
-        """Whether the slot still holds this snapshot, sealed or being written."""
+    def in_slot(self, *states: SlotState) -> bool:
+        """Whether the slot still holds this snapshot in one of these states (default: sealed, writing)."""
         try:
             header = self.slot.header()
         except ProtocolError:
             return False
-        held = header.state in (SlotState.SEALED, SlotState.WRITING)
+        held = header.state in (states or (SlotState.SEALED, SlotState.WRITING))
         return held and (header.generation, header.snapshot) == (self.generation, self.ticket.snapshot)
 
 
