@@ -257,7 +257,7 @@ def test_a_quantized_tensor_is_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore"
-        )  # torch says once per process that quantised tensors are on their way out
+        )  # said once per process only
         quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
     with pytest.raises(UnstorableState, match="quantized"):
         capture({"a": quantized})
