@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptd.rootdir import DaemonRecord, Root, process_started
+from ckptd.disk.rootdir import DaemonRecord, Root, process_started
 
 
 @pytest.fixture

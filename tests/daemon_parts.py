@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ckptd import wire
-from ckptd.connection import Connection, connect
-from ckptd.descriptor import Descriptor, Sharding, TensorSpec
-from ckptd.descriptor_codec import encode
+from ckptd.disk.rootdir import DaemonRecord, Root, process_started
 from ckptd.errors import CkptdError
-from ckptd.rootdir import DaemonRecord, Root, process_started
-from ckptd.slots import Slot, needed_bytes
-from ckptd.values import TensorRef
+from ckptd.link import wire
+from ckptd.link.connection import Connection, connect
+from ckptd.snapshot.descriptor import Descriptor, Sharding, TensorSpec
+from ckptd.snapshot.descriptor_codec import encode
+from ckptd.snapshot.slots import Slot, needed_bytes
+from ckptd.snapshot.values import TensorRef
 
 R = TypeVar("R", bound=wire.Message)
 

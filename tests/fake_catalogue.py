@@ -6,11 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ckptd.descriptor import Descriptor
+from ckptd.snapshot.descriptor import Descriptor
 
 
 class FakeCatalogue:
-    """As ckptd_daemon.catalogue.Catalogue."""
+    """As ckptd_daemon.series.catalogue.Catalogue."""
 
     def __init__(self, run: str, events: list[str]) -> None:
         self.run, self.run_id, self.highest_sequence = run, "f" * 32, 0
@@ -55,7 +55,7 @@ class FakeCatalogue:
 
 
 class FakeCommit:
-    """As ckptd.commit.commit_snapshot: keeps the bytes, or raises the next of `errors`."""
+    """As ckptd.disk.commit.commit_snapshot: keeps the bytes, or raises the next of `errors`."""
 
     def __init__(self, events: list[str]) -> None:
         self.events = events

@@ -1,6 +1,6 @@
 """A daemon in a thread, for what a real one doesn't do on demand: be silent, slow, lie, fail, die.
 
-It speaks ckptd.wire and makes real slots, and writes no checkpoint. The process named in daemon.json is a
+It speaks ckptd.link.wire and makes real slots, and writes no checkpoint. The process named in daemon.json is a
 child that only sleeps: killing it is the daemon's death, stopping it is a stopped daemon (also set `silent`).
 """
 
@@ -19,13 +19,13 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from ckptd import wire
-from ckptd.descriptor import Descriptor
-from ckptd.descriptor_codec import decode
+from ckptd.disk.rootdir import DaemonRecord, Root, own_start, process_started
 from ckptd.errors import CkptdError, ProtocolError
+from ckptd.link import wire
 from ckptd.names import step_folder
-from ckptd.rootdir import DaemonRecord, Root, own_start, process_started
-from ckptd.slots import Slot, SlotState
+from ckptd.snapshot.descriptor import Descriptor
+from ckptd.snapshot.descriptor_codec import decode
+from ckptd.snapshot.slots import Slot, SlotState
 
 
 class FakeDaemon:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ckptd import durable
-from ckptd.chunks import Chunk
-from ckptd.commit import commit_plan
-from ckptd.durable import Written
-from ckptd.plan import plan_checkpoint
-from ckptd.series import latest_valid
+from ckptd.disk import durable
+from ckptd.disk.chunks import Chunk
+from ckptd.disk.commit import commit_plan
+from ckptd.disk.durable import Written
+from ckptd.disk.series import latest_valid
+from ckptd.format.plan import plan_checkpoint
 from snapshots import Writer, data_for, sharded
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ckptd.rootdir import DaemonRecord, Root
+from ckptd.disk.rootdir import DaemonRecord, Root
 
 TIMEOUT_S = 60.0
 

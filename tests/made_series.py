@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ckptd.commit import Committed, commit_snapshot
-from ckptd.descriptor import Descriptor, Sharding, TensorSpec
-from ckptd.rootdir import Root
-from ckptd.values import TensorRef
-from ckptd_daemon.catalogue import Catalogue
+from ckptd.disk.commit import Committed, commit_snapshot
+from ckptd.disk.rootdir import Root
+from ckptd.snapshot.descriptor import Descriptor, Sharding, TensorSpec
+from ckptd.snapshot.values import TensorRef
+from ckptd_daemon.series.catalogue import Catalogue
 
 CLIENT = "c" * 32
 
@@ -67,7 +67,7 @@ class Made:
 
     def verify(self, name: str) -> str:
         """Have one checked, here and now."""
-        from ckptd.verification import check
+        from ckptd.disk.verification import check
 
         return self.catalogue.apply_report(check(self.dir / name))
 

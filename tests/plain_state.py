@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ckptd.descriptor import Descriptor, Sharding, TensorSpec
+from ckptd.format.plan import CheckpointPlan, SlotRange
 from ckptd.limits import PAGE_ALIGNED_FROM_BYTES, PAGE_ALIGNMENT, SMALL_ALIGNMENT
-from ckptd.plan import CheckpointPlan, SlotRange
-from ckptd.values import DeviceValue, DtypeValue, SizeValue, TensorRef
+from ckptd.snapshot.descriptor import Descriptor, Sharding, TensorSpec
+from ckptd.snapshot.values import DeviceValue, DtypeValue, SizeValue, TensorRef
 
 
 class Snapshot:
@@ -68,7 +68,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def plain(value: Any, snapshot: Snapshot, path: tuple[Any, ...] = ()) -> Any:
-    """A live value as ckptd.values, its tensors added to snapshot."""
+    """A live value as ckptd.snapshot.values, its tensors added to snapshot."""
     if isinstance(value, torch.Tensor):
         return snapshot.add(value, path)
     if type(value) is torch.Size:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ckptd.descriptor import Sharding
-from ckptd.loading import load
-from ckptd.saving import save
-from ckptd.torch_support import BITS_BY_ITEMSIZE
+from ckptd.snapshot.descriptor import Sharding
+from ckptd.tensors.loading import load
+from ckptd.tensors.saving import save
+from ckptd.tensors.torch_support import BITS_BY_ITEMSIZE
 
 LAYOUTS = [Sharding(), Sharding(shards=2)]
 LAYOUT_IDS = ["single", "sharded"]

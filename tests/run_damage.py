@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ckptd.disk.run_index import Mark, RunIndex, write_run_index
+from ckptd.disk.series import read_series
+from ckptd.disk.verification import check
 from ckptd.names import quarantine_folder, work_folder
-from ckptd.run_index import Mark, RunIndex, write_run_index
-from ckptd.series import read_series
-from ckptd.verification import check
 from snapshots import RUN_ID, Writer
 
 

@@ -7,13 +7,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ckptd.commit import Committed, commit_snapshot
-from ckptd.decisions import read_decisions, write_birth
-from ckptd.descriptor import Descriptor, Sharding, TensorSpec
-from ckptd.durable import make_dirs
-from ckptd.rootdir import Root
-from ckptd.series import position_after, read_series
-from ckptd.values import TensorRef
+from ckptd.disk.commit import Committed, commit_snapshot
+from ckptd.disk.decisions import read_decisions, write_birth
+from ckptd.disk.durable import make_dirs
+from ckptd.disk.rootdir import Root
+from ckptd.disk.series import position_after, read_series
+from ckptd.snapshot.descriptor import Descriptor, Sharding, TensorSpec
+from ckptd.snapshot.values import TensorRef
 
 RUN_ID = "ab" * 16
 CLIENT = "cd" * 16

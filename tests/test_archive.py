@@ -19,13 +19,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptd.archive import ArchivePlan, SlotRange, plan_archive
-from ckptd.descriptor import TensorSpec
-from ckptd.descriptor_codec import decode, encode
-from ckptd.pickle_emit import contiguous_stride
-from ckptd.plan import plan_checkpoint
-from ckptd.storage_types import STORAGE_TYPES
-from ckptd.values import TensorRef
+from ckptd.format.archive import ArchivePlan, SlotRange, plan_archive
+from ckptd.format.pickle_emit import contiguous_stride
+from ckptd.format.plan import plan_checkpoint
+from ckptd.format.storage_types import STORAGE_TYPES
+from ckptd.snapshot.descriptor import TensorSpec
+from ckptd.snapshot.descriptor_codec import decode, encode
+from ckptd.snapshot.values import TensorRef
 from plain_state import described, joined, of_rows, write
 
 GIB = 2**30

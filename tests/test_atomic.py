@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ckptd
-from ckptd import durable
+from ckptd.disk import durable
 
 
 def test_what_is_saved_is_read_back_and_nothing_else_is_left(tmp_path: Path) -> None:

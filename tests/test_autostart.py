@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ckptd import autostart
-from ckptd.autostart import start_daemon
-from ckptd.connection import connect
+from ckptd.disk.lock import RootLock
+from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import NoDaemon, RootLocked, TimedOut
-from ckptd.lock import RootLock
-from ckptd.rootdir import DaemonRecord, Root
+from ckptd.link import autostart
+from ckptd.link.autostart import start_daemon
+from ckptd.link.connection import connect
 from ckptd_places import daemon_of, end_daemon, places
 from fake_daemon import wait_until
 

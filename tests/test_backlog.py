@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ckptd_daemon.backlog import Backlog, Job
+from ckptd_daemon.verify.backlog import Backlog, Job
 
 
 def names_taken(backlog: Backlog, now: float) -> list[str]:

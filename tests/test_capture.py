@@ -15,11 +15,11 @@ import pytest
 import torch
 from torch import nn
 
-from ckptd.capture import Captured, capture, copy_into, foresee, pack_numbers
-from ckptd.descriptor import Sharding
 from ckptd.errors import CkptdError, InvalidArgument, UnstorableState
 from ckptd.limits import MIB
-from ckptd.values import PackedNumbers, TensorRef
+from ckptd.snapshot.descriptor import Sharding
+from ckptd.snapshot.values import PackedNumbers, TensorRef
+from ckptd.tensors.capture import Captured, capture, copy_into, foresee, pack_numbers
 from round_trip import LAYOUT_IDS, LAYOUTS, same, through_disk
 
 Point = namedtuple("Point", "x y")
@@ -255,9 +255,7 @@ def test_an_open_file_and_a_socket_are_refused_by_key_path(tmp_path: Path) -> No
 
 def test_a_quantized_tensor_is_refused() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # said once per process only
+        warnings.simplefilter("ignore")  # said once per process only
         quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
     with pytest.raises(UnstorableState, match="quantized"):
         capture({"a": quantized})
@@ -392,7 +390,7 @@ def test_keys_of_the_top_level_come_back_too(tmp_path: Path) -> None:
 
 
 def test_every_file_opens_with_plain_torch_load(tmp_path: Path) -> None:
-    from ckptd.saving import save
+    from ckptd.tensors.saving import save
 
     for number, sharding in enumerate(LAYOUTS):
         folder = save(

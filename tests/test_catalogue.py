@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from ckptd import durable
+from ckptd.disk import durable
+from ckptd.disk.series import latest_valid, read_series
+from ckptd.disk.verification import check
 from ckptd.names import DECISIONS_DIR, INDEX_FILE, QUARANTINE_DIR
-from ckptd.series import latest_valid, read_series
-from ckptd.verification import check
-from ckptd_daemon.policy import RetentionPolicy
-from ckptd_daemon.quarantine import quarantine
+from ckptd_daemon.series.policy import RetentionPolicy
+from ckptd_daemon.series.quarantine import quarantine
 from made_series import CLIENT, Made, descriptor, flip_byte
 
 LAST_1 = RetentionPolicy(keep_last=1)

@@ -16,7 +16,7 @@ import pytest
 
 import ckptd as library
 from ckptd import errors
-from ckptd.rootdir import DaemonRecord, Root, process_started
+from ckptd.disk.rootdir import DaemonRecord, Root, process_started
 from live_daemon import ckptd, detached, end, files_below, record_of
 from made_series import Made
 

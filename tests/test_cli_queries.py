@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ckptd.commit import Committed
+from ckptd.disk.commit import Committed
 from ckptd_daemon.cli import main
 from made_series import Made, flip_byte
 

@@ -28,7 +28,7 @@ def test_a_query_loads_no_heavy_module(root: Path, query: list[str]) -> None:
         "import sys\n"
         "from ckptd_daemon.cli.main import main\n"
         "code = main(sys.argv[1:])\n"
-        "heavy = {'torch', 'numpy', 'watchdog', 'ckptd.client', 'ckptd_daemon.server'} & set(sys.modules)\n"
+        "heavy = {'torch', 'numpy', 'watchdog', 'ckptd.client', 'ckptd_daemon.core.server'} & set(sys.modules)\n"
         "sys.exit(f'loaded {heavy}' if heavy else code)\n"
     )
     command = [sys.executable, "-c", program, *query, "--root", str(root)]

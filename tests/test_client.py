@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import ckptd
-from ckptd import resume, session
+from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import (
     BadRoot,
     CheckpointGone,
@@ -30,8 +30,8 @@ from ckptd.errors import (
     StateMismatch,
     TimedOut,
 )
-from ckptd.records import read_index
-from ckptd.rootdir import DaemonRecord, Root
+from ckptd.format.records import read_index
+from ckptd.link import resume, session
 from ckptd_places import daemon_of, end_daemon, places
 from fake_daemon import wait_until
 

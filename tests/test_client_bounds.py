@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ckptd
-from ckptd import daemon_writer, recorder, session, wire
+from ckptd.disk.rootdir import Root
 from ckptd.errors import (
     CheckpointWarning,
     CorruptCheckpoint,
@@ -26,7 +26,7 @@ from ckptd.errors import (
     TimedOut,
     UnstorableState,
 )
-from ckptd.rootdir import Root
+from ckptd.link import daemon_writer, recorder, session, wire
 from ckptd_places import places
 from fake_daemon import FakeDaemon, wait_until
 

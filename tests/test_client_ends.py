@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import ckptd
+from ckptd.disk.rootdir import Root
 from ckptd.errors import ClientClosed
-from ckptd.rootdir import Root
 from ckptd_places import daemon_of, places
 from fake_daemon import FakeDaemon, wait_until
 

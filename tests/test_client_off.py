@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import ckptd
-from ckptd import inline_writer
+from ckptd.disk.rootdir import Root
 from ckptd.errors import CheckpointWarning, CkptdError, NoSpace, OutcomeUnknown, RootLocked, SaveFailed
+from ckptd.link import inline_writer
+from ckptd.link.staging import Payload, fill
 from ckptd.names import work_folder
-from ckptd.rootdir import Root
-from ckptd.slots import Slot
-from ckptd.staging import Payload, fill
+from ckptd.snapshot.slots import Slot
 from ckptd_places import daemon_of, places
 from fake_daemon import wait_until
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from ckptd.commit import commit_plan, commit_snapshot, write_checkpoint_folder
+from ckptd.disk.commit import commit_plan, commit_snapshot, write_checkpoint_folder
+from ckptd.disk.lineage import Position
+from ckptd.disk.series import read_series
+from ckptd.disk.verification import check
 from ckptd.errors import InvalidArgument, SaveFailed
-from ckptd.lineage import Position
+from ckptd.format.plan import plan_checkpoint
+from ckptd.format.records import read_index
 from ckptd.names import parse_work_folder
-from ckptd.plan import plan_checkpoint
-from ckptd.records import read_index
-from ckptd.series import read_series
-from ckptd.verification import check
 from faulty_disk import FULL, FaultyDisk, commit_on, latest, names
 from snapshots import RUN_ID, Writer, data_for, descriptor, sharded
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from ckptd.chunks import Chunk
-from ckptd.commit import commit_plan
-from ckptd.durable import FsyncFailed, Written
+from ckptd.disk.chunks import Chunk
+from ckptd.disk.commit import commit_plan
+from ckptd.disk.durable import FsyncFailed, Written
+from ckptd.disk.verification import check
 from ckptd.errors import NoSpace, OutcomeUnknown, SaveFailed
+from ckptd.format.plan import plan_checkpoint
 from ckptd.names import parse_work_folder
-from ckptd.plan import plan_checkpoint
-from ckptd.verification import check
 from faulty_disk import BROKEN, FULL, QUOTA, FaultyDisk, commit_on, latest, names
 from snapshots import Writer, descriptor, sharded
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ckptd.disk.verification import check
 from ckptd.names import parse_work_folder
-from ckptd.verification import check
 from faulty_disk import latest, names
 from snapshots import Writer
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptd import wire
-from ckptd.connection import Connection, connect
+from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import NoDaemon, ProtocolError, RunTaken, TimedOut
-from ckptd.rootdir import DaemonRecord, Root
+from ckptd.link import wire
+from ckptd.link.connection import Connection, connect
 from ckptd_places import places
 from fake_daemon import FakeDaemon, wait_until
 

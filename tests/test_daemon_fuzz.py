@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from ckptd import wire
+from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.limits import MAX_MESSAGE_BYTES
-from ckptd.rootdir import DaemonRecord, Root
+from ckptd.link import wire
 from daemon_parts import BareClient, DaemonProcess, Places, places_in
 
 pytestmark = pytest.mark.slow

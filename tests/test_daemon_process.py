@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from ckptd import load, wire
+from ckptd import load
+from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import CkptdError, NoDaemon, ProtocolError, RunTaken, SharedMemoryTooSmall, TimedOut
-from ckptd.rootdir import DaemonRecord, Root
-from ckptd.slots import Slot, SlotState
+from ckptd.link import wire
+from ckptd.snapshot.slots import Slot, SlotState
 from daemon_parts import BareClient, DaemonProcess, Places, eventually, new_client_id, places_in
 
 pytestmark = pytest.mark.slow

@@ -4,16 +4,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ckptd import wire
+from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import NoSpace
 from ckptd.limits import MAX_MESSAGE_BYTES
-from ckptd.rootdir import DaemonRecord, Root
-from ckptd_daemon.lifecycle import State
-from ckptd_daemon.pipeline import Book
-from ckptd_daemon.sessions import Sessions
-from ckptd_daemon.slotpool import SlotPool
-from ckptd_daemon.snapshots import Snapshot
-from ckptd_daemon.status import describe
+from ckptd.link import wire
+from ckptd_daemon.core.lifecycle import State
+from ckptd_daemon.core.pipeline import Book
+from ckptd_daemon.core.sessions import Sessions
+from ckptd_daemon.core.slotpool import SlotPool
+from ckptd_daemon.core.snapshots import Snapshot
+from ckptd_daemon.core.status import describe
 
 RECORD = DaemonRecord(
     endpoint="ipc:///x", pid=1, pid_started=2, daemon_id="d", started_at=1.0, version="0", log="l"

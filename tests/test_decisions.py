@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptd.decisions import Fork, read_decisions, write_birth, write_fork
+from ckptd.disk.decisions import Fork, read_decisions, write_birth, write_fork
 
 RUN_ID = "ab" * 16
 

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptd.descriptor import Descriptor, Sharding, TensorSpec
-from ckptd.descriptor_codec import decode, encode
 from ckptd.errors import ProtocolError, UnstorableState
 from ckptd.limits import MAX_TREE_DEPTH
-from ckptd.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue, TensorRef
+from ckptd.snapshot.descriptor import Descriptor, Sharding, TensorSpec
+from ckptd.snapshot.descriptor_codec import decode, encode
+from ckptd.snapshot.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue, TensorRef
 from plain_state import of_rows
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -346,7 +346,7 @@ FORMAT_AT, TENSORS_AT, ROWS_AT = 0, 11, 12
 @pytest.mark.parametrize(
     ("at", "change"),
     [
-        (FORMAT_AT, lambda field: "ckptd.descriptor-2"),
+        (FORMAT_AT, lambda field: "ckptd.snapshot.descriptor-2"),
         (TENSORS_AT, lambda field: field - 1),
         (TENSORS_AT, lambda field: field + 1),
         (ROWS_AT, lambda field: field + bytes(8)),
@@ -372,7 +372,7 @@ def test_a_negative_number_of_tensors_is_refused() -> None:
 
 def test_a_descriptor_over_the_limit_is_neither_written_nor_read(monkeypatch: pytest.MonkeyPatch) -> None:
     data = sample()
-    monkeypatch.setattr("ckptd.descriptor_codec.MAX_DESCRIPTOR_BYTES", len(data) - 1)
+    monkeypatch.setattr("ckptd.snapshot.descriptor_codec.MAX_DESCRIPTOR_BYTES", len(data) - 1)
     with pytest.raises(ProtocolError, match="too long"):
         decode(data)
     with pytest.raises(UnstorableState, match="outside of tensors"):

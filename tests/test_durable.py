@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptd import durable
+from ckptd.disk import durable
 from ckptd.errors import InvalidArgument
 from ckptd.names import parse_work_folder
 

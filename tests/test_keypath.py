@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptd import keypath
 from ckptd.errors import CorruptCheckpoint
+from ckptd.snapshot import keypath
 
 SCALARS = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"])),

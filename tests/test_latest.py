@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ckptd.disk.run_index import RunIndex, Summary, read_run_index, write_run_index
+from ckptd.disk.series import best, checkpoints, latest_valid, read_series
 from ckptd.errors import BadRoot, InvalidArgument, NoValidCheckpoint
-from ckptd.run_index import RunIndex, Summary, read_run_index, write_run_index
-from ckptd.series import best, checkpoints, latest_valid, read_series
 from run_damage import DAMAGES, flip, mark
 from snapshots import RUN_ID, Writer, sharded
 

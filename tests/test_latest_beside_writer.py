@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ckptd.disk.series import latest_valid
 from ckptd.names import work_folder
-from ckptd.series import latest_valid
 from snapshots import Writer
 
 
@@ -71,7 +71,7 @@ def test_one_listing_that_shows_neither_name_is_not_believed(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.commit(1)
-    from ckptd import series_entries
+    from ckptd.disk import series_entries
 
     real, looks = series_entries.list_run, []
 
@@ -87,7 +87,7 @@ def test_a_checkpoint_that_vanishes_while_it_is_verified_is_replaced_by_what_is_
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.commit(1)
-    from ckptd import series
+    from ckptd.disk import series
 
     real, taken = series.check, []
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from ckptd.errors import CkptdError
-from ckptd_daemon.lifecycle import TRANSITIONS, UNWRITTEN, Event, State, after
+from ckptd_daemon.core.lifecycle import TRANSITIONS, UNWRITTEN, Event, State, after
 
 
 def test_every_state_has_its_row_and_every_event_is_used() -> None:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from ckptd.decisions import Fork
-from ckptd.lineage import Position, line_of, next_position, place
-from ckptd.records import CheckpointIndex, Lineage
+from ckptd.disk.decisions import Fork
+from ckptd.disk.lineage import Position, line_of, next_position, place
+from ckptd.format.records import CheckpointIndex, Lineage
 
 RUN_ID = "ab" * 16
 

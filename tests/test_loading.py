@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 import ckptd
-from ckptd import checkpoint_reader
-from ckptd.checkpoint_reader import CheckpointReader, Span
-from ckptd.descriptor import Sharding
+from ckptd.disk import checkpoint_reader
+from ckptd.disk.checkpoint_reader import CheckpointReader, Span
 from ckptd.errors import (
     CheckpointGone,
     CkptdError,
@@ -23,8 +22,9 @@ from ckptd.errors import (
     NothingThere,
     UnknownSchema,
 )
-from ckptd.loading import load, load_with_index
-from ckptd.saving import save
+from ckptd.snapshot.descriptor import Sharding
+from ckptd.tensors.loading import load, load_with_index
+from ckptd.tensors.saving import save
 from round_trip import LAYOUT_IDS, LAYOUTS, same
 
 Patch = pytest.MonkeyPatch

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ckptd.disk.lock import RootLock
+from ckptd.disk.rootdir import DaemonRecord, Root, own_start
 from ckptd.errors import RootLocked
-from ckptd.lock import RootLock
-from ckptd.rootdir import DaemonRecord, Root, own_start
 
 HOLD = """
 import sys
-from ckptd.lock import RootLock
-from ckptd.rootdir import Root
+from ckptd.disk.lock import RootLock
+from ckptd.disk.rootdir import Root
 lock = RootLock(Root.open(sys.argv[1], create=False))
 lock.acquire()
 print("held", flush=True)
@@ -103,8 +103,8 @@ def test_a_forked_child_neither_frees_the_lock_nor_holds_it_longer(root: Root) -
     code = """
 import os, sys
 from ckptd.errors import RootLocked
-from ckptd.lock import RootLock
-from ckptd.rootdir import Root
+from ckptd.disk.lock import RootLock
+from ckptd.disk.rootdir import Root
 root = Root.open(sys.argv[1], create=False)
 lock = RootLock(root)
 lock.acquire()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptd import medium
-from ckptd.medium import hash_file
+from ckptd.disk import medium
+from ckptd.disk.medium import hash_file
 
 SIZES = (0, 1, 4095, 4096, 4097, 2**20, 2**20 + 1, 4 * 2**20, 4 * 2**20 + 1, 9 * 2**20 + 17)
 

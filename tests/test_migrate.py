@@ -12,7 +12,7 @@ from torch import nn
 import ckptd
 from ckptd import migrate_v1_to_v2
 from ckptd.errors import InvalidArgument, UnknownSchema
-from ckptd.records import read_index
+from ckptd.format.records import read_index
 from test_v1 import COMPONENTS, equal, rng, trained, write_sharded, write_single
 
 Write = Callable[..., Path]
@@ -97,7 +97,7 @@ def test_a_v2_checkpoint_is_not_migrated_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", KINDS)
 def test_a_migrated_checkpoint_restores_model_optimizer_and_counters(tmp_path: Path, write: Write) -> None:
-    from ckptd.restoring import apply_state
+    from ckptd.tensors.restoring import apply_state
 
     new = migrate_v1_to_v2(write(tmp_path / "old"))
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from ckptd.capture import capture
-from ckptd.descriptor import Sharding
 from ckptd.errors import StateMismatch
-from ckptd.optim import name_parameters, optimizer_to_plain
-from ckptd.restoring import apply_state
+from ckptd.snapshot.descriptor import Sharding
+from ckptd.tensors.capture import capture
+from ckptd.tensors.optim import name_parameters, optimizer_to_plain
+from ckptd.tensors.restoring import apply_state
 from round_trip import LAYOUT_IDS, LAYOUTS, same, through_disk
 
 

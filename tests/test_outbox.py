@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ckptd import wire
 from ckptd.errors import (
     CheckpointWarning,
     CorruptCheckpoint,
@@ -17,11 +16,12 @@ from ckptd.errors import (
     ProtocolError,
     SaveFailed,
 )
-from ckptd.failures import Failure, Failures
-from ckptd.outbox import Outbox
-from ckptd.slots import Slot
-from ckptd.staging import Payload, SlotSet, Staged, fill
-from ckptd.ticket import Ticket, TicketState
+from ckptd.link import wire
+from ckptd.link.failures import Failure, Failures
+from ckptd.link.outbox import Outbox
+from ckptd.link.staging import Payload, SlotSet, Staged, fill
+from ckptd.link.ticket import Ticket, TicketState
+from ckptd.snapshot.slots import Slot
 
 CLIENT = "c1" * 16
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from ckptd.archive import plan_archive
-from ckptd.descriptor import TensorSpec
-from ckptd.descriptor_codec import decode, encode
 from ckptd.errors import UnstorableState
-from ckptd.pickle_emit import emit
-from ckptd.storage_types import DTYPE_NAMES
-from ckptd.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue, TensorRef
+from ckptd.format.archive import plan_archive
+from ckptd.format.pickle_emit import emit
+from ckptd.format.storage_types import DTYPE_NAMES
+from ckptd.snapshot.descriptor import TensorSpec
+from ckptd.snapshot.descriptor_codec import decode, encode
+from ckptd.snapshot.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue, TensorRef
 from plain_state import described, joined
 from test_descriptor_codec import TREES, exact
 

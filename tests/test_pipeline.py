@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from ckptd.disk.rootdir import Root
 from ckptd.errors import CheckpointGone, CorruptCheckpoint, NoSpace, OutcomeUnknown, SaveFailed
-from ckptd.rootdir import Root
-from ckptd.slots import Slot, SlotState
-from ckptd_daemon.disk import Disk
-from ckptd_daemon.lifecycle import State
-from ckptd_daemon.pipeline import Pipeline
-from ckptd_daemon.settings_file import Settings
-from ckptd_daemon.slotpool import SlotPool
-from ckptd_daemon.snapshots import REMEMBERED, Snapshot
+from ckptd.snapshot.slots import Slot, SlotState
+from ckptd_daemon.core.disk import Disk
+from ckptd_daemon.core.lifecycle import State
+from ckptd_daemon.core.pipeline import Pipeline
+from ckptd_daemon.core.slotpool import SlotPool
+from ckptd_daemon.core.snapshots import REMEMBERED, Snapshot
+from ckptd_daemon.series.settings_file import Settings
 from daemon_parts import Places, descriptor_of, fill_slot, new_client_id, places_in, slot_size
 from fake_catalogue import FakeCatalogue, FakeCommit
 
@@ -213,7 +213,7 @@ def test_a_descriptor_of_another_snapshot_is_refused(rig: Rig) -> None:
     (slot,) = rig.pool.make(CLIENT, "default", (1, 1), 1, slot_size(3))
     rig.pool.add(CLIENT, [slot])
     slot.begin(CLIENT, "default", 2)
-    from ckptd.descriptor_codec import encode
+    from ckptd.snapshot.descriptor_codec import encode
 
     slot.seal(encode(descriptor_of(CLIENT, 1, b"abc")), 3)
     snapshot = rig.accept(slot)

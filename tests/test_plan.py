@@ -13,14 +13,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptd import keypath
-from ckptd.descriptor import Descriptor, Sharding, TensorSpec
-from ckptd.descriptor_codec import decode, encode
+from ckptd.format.plan import CheckpointPlan, SlotRange, plan_checkpoint
+from ckptd.format.table_rows import table_from_bytes
+from ckptd.format.tensor_table import canonical_table
 from ckptd.limits import MIB, SINGLE_FILE_BELOW_BYTES
-from ckptd.plan import CheckpointPlan, SlotRange, plan_checkpoint
-from ckptd.table_rows import table_from_bytes
-from ckptd.tensor_table import canonical_table
-from ckptd.values import TensorRef
+from ckptd.snapshot import keypath
+from ckptd.snapshot.descriptor import Descriptor, Sharding, TensorSpec
+from ckptd.snapshot.descriptor_codec import decode, encode
+from ckptd.snapshot.values import TensorRef
 from plain_state import bytes_of, described, of_rows, write
 
 SHARDINGS = [

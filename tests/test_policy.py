@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ckptd.errors import InvalidArgument
-from ckptd_daemon.policy import RetentionPolicy, parse_bytes, parse_duration_s, parse_monitor
+from ckptd_daemon.series.policy import RetentionPolicy, parse_bytes, parse_duration_s, parse_monitor
 
 
 def test_the_default_keeps_the_last_five() -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from ckptd.disk.rootdir import Root
 from ckptd.errors import InvalidArgument
-from ckptd.rootdir import Root
 from ckptd_daemon.__main__ import _parser, _settings
-from ckptd_daemon.policy import RetentionPolicy
-from ckptd_daemon.process import DEFAULT_IDLE_EXIT_S, DaemonSettings, _policies
-from ckptd_daemon.settings_file import read_settings
+from ckptd_daemon.core.process import DEFAULT_IDLE_EXIT_S, DaemonSettings, _policies
+from ckptd_daemon.series.policy import RetentionPolicy
+from ckptd_daemon.series.settings_file import read_settings
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])

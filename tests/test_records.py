@@ -11,11 +11,18 @@ from typing import Any
 import pytest
 
 from ckptd.errors import CorruptCheckpoint, UnknownSchema
-from ckptd.plan import plan_checkpoint
-from ckptd.records import CheckpointIndex, ShardRecord, index_from_bytes, index_to_bytes, read_index, sealed
-from ckptd.strict_json import canonical
-from ckptd.table_rows import faults_in_files, table_from_bytes
-from ckptd.tensor_table import canonical_table
+from ckptd.format.plan import plan_checkpoint
+from ckptd.format.records import (
+    CheckpointIndex,
+    ShardRecord,
+    index_from_bytes,
+    index_to_bytes,
+    read_index,
+    sealed,
+)
+from ckptd.format.strict_json import canonical
+from ckptd.format.table_rows import faults_in_files, table_from_bytes
+from ckptd.format.tensor_table import canonical_table
 from snapshots import descriptor
 
 SHARDS = tuple(

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import ckptd
-from ckptd.descriptor import Sharding
 from ckptd.errors import InvalidArgument, RestoreFailed, StateMismatch
-from ckptd.restoring import apply_state
+from ckptd.snapshot.descriptor import Sharding
+from ckptd.tensors.restoring import apply_state
 from round_trip import LAYOUT_IDS, LAYOUTS, same, through_disk
 
 Pair = namedtuple("Pair", "a b")

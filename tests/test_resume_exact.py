@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import ckptd
-from ckptd.restoring import apply_state
+from ckptd.tensors.restoring import apply_state
 
 STEPS = 20
 SAMPLES, BATCH = 14, 3  # 5 batches an epoch, the last one short: 20 steps are 4 epochs

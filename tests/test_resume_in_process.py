@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset
 
 from ckptd import ResumableLoader, Sharding, TrainState, load, save
-from ckptd.restoring import apply_state
+from ckptd.tensors.restoring import apply_state
 
 STEPS = 20
 BATCHES = 5  # an epoch: cuts fall inside, on its last batch and on its edge

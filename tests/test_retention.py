@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptd_daemon.policy import RetentionPolicy
-from ckptd_daemon.retention import Candidate, Verdict, best_first, decide
+from ckptd_daemon.series.policy import RetentionPolicy
+from ckptd_daemon.series.retention import Candidate, Verdict, best_first, decide
 
 LAST_2 = RetentionPolicy(keep_last=2)
 

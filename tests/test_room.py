@@ -6,8 +6,8 @@ import pytest
 
 from ckptd.errors import SharedMemoryTooSmall
 from ckptd.limits import MIB
-from ckptd_daemon import room
-from ckptd_daemon.room import MARGIN_BYTES, Room, check_room, rooms_for
+from ckptd_daemon.core import room
+from ckptd_daemon.core.room import MARGIN_BYTES, Room, check_room, rooms_for
 
 
 def test_the_tightest_bound_decides_and_names_its_fix() -> None:

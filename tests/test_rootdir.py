@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from ckptd.disk.rootdir import DaemonRecord, Root, own_start, private_dir, process_started
 from ckptd.errors import BadRoot, InvalidArgument
-from ckptd.rootdir import DaemonRecord, Root, own_start, private_dir, process_started
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import ckptd
-from ckptd.descriptor import Sharding
 from ckptd.errors import InvalidArgument, UnstorableState
-from ckptd.records import read_index
+from ckptd.format.records import read_index
+from ckptd.snapshot.descriptor import Sharding
 
 
 def test_the_folder_holds_what_the_design_says(tmp_path: Path) -> None:

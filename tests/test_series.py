@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ckptd.decisions import write_birth
+from ckptd.disk.decisions import write_birth
+from ckptd.disk.series import best, checkpoints, latest_valid, read_series, runs, select
 from ckptd.errors import InvalidArgument, NothingThere
-from ckptd.series import best, checkpoints, latest_valid, read_series, runs, select
 from run_damage import flip, rewound
 from snapshots import RUN_ID, Writer
 
@@ -58,8 +58,8 @@ def test_a_checkpoint_copied_in_from_another_run_is_listed_as_foreign_and_never_
     write_birth(other.run_dir, OTHER)
     for step in (1, 2, 3):
         done = other.commit(step)
-    from ckptd.commit import commit_snapshot
-    from ckptd.lineage import Position
+    from ckptd.disk.commit import commit_snapshot
+    from ckptd.disk.lineage import Position
     from snapshots import data_for, descriptor
 
     foreign = commit_snapshot(
@@ -88,7 +88,10 @@ def test_in_a_run_with_nothing_of_its_own_a_foreign_checkpoint_is_adopted(
     shutil.copytree(done.path, root / "default" / done.name)
     assert latest_valid(root).name == done.name  # type: ignore[union-attr]
     assert read_series(Writer(tmp_path / "fresh2").root, "default").run_id == RUN_ID
-    assert read_series(__import__("ckptd.rootdir").rootdir.Root.for_reading(root), "default").run_id == RUN_ID
+    assert (
+        read_series(__import__("ckptd.disk.rootdir").rootdir.Root.for_reading(root), "default").run_id
+        == RUN_ID
+    )
     write_birth(root / "default", OTHER)
     assert latest_valid(root).name == done.name  # type: ignore[union-attr]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from ckptd.disk.series import candidates, latest_valid, read_series
 from ckptd.errors import NoValidCheckpoint
 from ckptd.names import work_folder
-from ckptd.series import candidates, latest_valid, read_series
 from run_damage import flip, quarantine, rewound
 from snapshots import Writer
 

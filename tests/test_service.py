@@ -13,20 +13,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptd import wire
+from ckptd.disk.rootdir import Root, own_start
 from ckptd.errors import BadRoot, NoDaemon, ProtocolError, RunTaken, SharedMemoryTooSmall
-from ckptd.rootdir import Root, own_start
-from ckptd.slots import HEADER_BYTES, Slot, SlotState
-from ckptd_daemon.clients import Clients
-from ckptd_daemon.disk import Disk
-from ckptd_daemon.lookup import Lookup
-from ckptd_daemon.pipeline import Pipeline
-from ckptd_daemon.room import Room
-from ckptd_daemon.server import Endpoint
-from ckptd_daemon.service import Service
-from ckptd_daemon.settings_file import Settings
-from ckptd_daemon.slotpool import SlotPool
-from ckptd_daemon.worker import Worker
+from ckptd.link import wire
+from ckptd.snapshot.slots import HEADER_BYTES, Slot, SlotState
+from ckptd_daemon.core.clients import Clients
+from ckptd_daemon.core.disk import Disk
+from ckptd_daemon.core.lookup import Lookup
+from ckptd_daemon.core.pipeline import Pipeline
+from ckptd_daemon.core.room import Room
+from ckptd_daemon.core.server import Endpoint
+from ckptd_daemon.core.service import Service
+from ckptd_daemon.core.slotpool import SlotPool
+from ckptd_daemon.core.worker import Worker
+from ckptd_daemon.series.settings_file import Settings
 from daemon_parts import Places, descriptor_of, fill_slot, new_client_id, places_in, slot_size
 from fake_catalogue import FakeCatalogue, FakeCommit
 

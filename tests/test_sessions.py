@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from ckptd.disk.rootdir import own_start, process_started
 from ckptd.errors import CkptdError, ProtocolError, RunTaken
-from ckptd.rootdir import own_start, process_started
-from ckptd_daemon import sessions as module
-from ckptd_daemon.sessions import Process, Session, Sessions, may_take_over, refusal
+from ckptd_daemon.core import sessions as module
+from ckptd_daemon.core.sessions import Process, Session, Sessions, may_take_over, refusal
 from daemon_parts import new_client_id
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ckptd.errors import InvalidArgument
-from ckptd_daemon.policy import RetentionPolicy
-from ckptd_daemon.settings_file import (
+from ckptd_daemon.series.policy import RetentionPolicy
+from ckptd_daemon.series.settings_file import (
     Settings,
     read_settings,
     settings_from_toml,

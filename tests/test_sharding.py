@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptd.descriptor import Sharding
+from ckptd.format.sharding import assign, shard_key
 from ckptd.limits import MIB
-from ckptd.sharding import assign, shard_key
+from ckptd.snapshot.descriptor import Sharding
 
 
 @st.composite

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from ckptd.errors import SharedMemoryTooSmall
-from ckptd.slots import HEADER_BYTES, Slot, SlotState
-from ckptd_daemon.room import Room
-from ckptd_daemon.slotpool import SlotPool, adoption_order, header_of
+from ckptd.snapshot.slots import HEADER_BYTES, Slot, SlotState
+from ckptd_daemon.core.room import Room
+from ckptd_daemon.core.slotpool import SlotPool, adoption_order, header_of
 from daemon_parts import descriptor_of, fill_slot, new_client_id, slot_size
 
 A, B = new_client_id(), new_client_id()

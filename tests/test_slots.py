@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptd.errors import ProtocolError, SharedMemoryTooSmall
-from ckptd.slots import HEADER_BYTES, Slot, SlotState, needed_bytes
+from ckptd.snapshot.slots import HEADER_BYTES, Slot, SlotState, needed_bytes
 
 CLIENT = "ab" * 16
 
@@ -177,7 +177,7 @@ def test_the_memory_outlives_close_while_an_array_views_it(slot: Slot) -> None:
 
 def test_a_killed_filler_leaves_the_slot_readable(slot: Slot) -> None:
     program = (
-        "import os, signal, sys; from pathlib import Path; from ckptd.slots import Slot\n"
+        "import os, signal, sys; from pathlib import Path; from ckptd.snapshot.slots import Slot\n"
         f"s = Slot.open(Path(sys.argv[1])); s.begin({CLIENT!r}, 'gpt', 3)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

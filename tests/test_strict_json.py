@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptd.errors import CorruptCheckpoint
-from ckptd.strict_json import canonical, compact, float_from_json, float_to_json, parse
+from ckptd.format.strict_json import canonical, compact, float_from_json, float_to_json, parse
 
 _LEAVES = (
     st.none()

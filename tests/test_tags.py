@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from ckptd import tags
 from ckptd.errors import CorruptCheckpoint, UnstorableState, UnsupportedTorch
-from ckptd.tag_reader import GeneratorElsewhere, decode
-from ckptd.torch_support import DTYPE_BY_NAME, check_torch
+from ckptd.tensors import tags
+from ckptd.tensors.tag_reader import GeneratorElsewhere, decode
+from ckptd.tensors.torch_support import DTYPE_BY_NAME, check_torch
 from round_trip import same
 
 HOSTILE: list[Any] = [

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ckptd.errors import ProtocolError
-from ckptd.tree_columns import Columns, Op
-from ckptd.tree_reader import TreeReader
-from ckptd.tree_writer import TreeWriter
+from ckptd.snapshot.tree_columns import Columns, Op
+from ckptd.snapshot.tree_reader import TreeReader
+from ckptd.snapshot.tree_writer import TreeWriter
 
 
 def columns(
@@ -79,6 +79,6 @@ def read(given: Columns) -> None:
 
 
 def test_more_values_than_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckptd.tree_reader.MAX_TREE_NODES", 3)
+    monkeypatch.setattr("ckptd.snapshot.tree_reader.MAX_TREE_NODES", 3)
     with pytest.raises(ProtocolError, match="4 values"):
         read(columns(*[Op.NONE] * 4))

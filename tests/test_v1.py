@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ckptd.errors import CorruptCheckpoint, NothingThere, UnknownSchema
-from ckptd.v1 import load_v1, read_v1
+from ckptd.tensors.v1 import load_v1, read_v1
 
 
 def rng(*, key_row_as_array: bool = False) -> dict[str, Any]:

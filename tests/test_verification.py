@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from ckptd.disk.verification import check, stat_signature, verify
 from ckptd.errors import CheckpointGone, CorruptCheckpoint, UnknownSchema
-from ckptd.verification import check, stat_signature, verify
 from snapshots import Writer, descriptor, sharded
 
 
@@ -138,7 +138,7 @@ def test_a_folder_that_vanishes_while_it_is_read_is_gone_not_corrupt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     path = Writer(tmp_path / "root").commit(1, make=sharded).path
-    from ckptd import verification
+    from ckptd.disk import verification
 
     def vanish() -> None:
         if path.exists():

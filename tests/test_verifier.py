@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from ckptd.lock import RootLock
+from ckptd.disk.lock import RootLock
+from ckptd.disk.verification import Report, check
 from ckptd.names import work_folder
-from ckptd.verification import Report, check
-from ckptd_daemon.verifier_lines import Line, Request, Verdict, WatchState, from_line, to_line
-from ckptd_daemon.verifier_process import Verifier
+from ckptd_daemon.verify.verifier_lines import Line, Request, Verdict, WatchState, from_line, to_line
+from ckptd_daemon.verify.verifier_process import Verifier
 from made_series import Made, flip_byte
 
 FAST = {"rescan_s": 0.3, "poll_s": 0.2, "settle_s": 0.1, "backoff_first_s": 0.05}
@@ -232,7 +232,7 @@ def test_it_has_low_priority_no_lock_no_torch_and_no_descriptor_of_its_parents(m
 )
 def test_it_dies_with_its_parent(made: Made, heir: str) -> None:
     script = (
-        "import os, sys, time; from pathlib import Path; from ckptd_daemon.verifier_process import Verifier\n"
+        "import os, sys, time; from pathlib import Path; from ckptd_daemon.verify.verifier_process import Verifier\n"
         "v = Verifier(Path(sys.argv[1])); v.start()\n"
         "while v.status()['watching'] != 'events': v.read_reports(); time.sleep(0.01)\n"
         f"heir = {heir or 0}\n"
@@ -314,7 +314,7 @@ def test_without_watches_or_instances_it_polls_and_names_the_limit(
 ) -> None:
     first = made.commit(1).name
     command = [
-        sys.executable, "-m", "ckptd_daemon.verifier", "--root", str(made.root.path),
+        sys.executable, "-m", "ckptd_daemon.verify.verifier", "--root", str(made.root.path),
         "--parent", str(os.getpid()), "--rescan-s", "600", "--poll-s", "0.1", "--settle-s", "0.05",
     ]  # fmt: skip
     shell = f'echo {value} > /proc/sys/user/{limit} || exit 77; exec "$@"'

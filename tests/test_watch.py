@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ckptd_daemon.watch import Watch, limit_named
+from ckptd_daemon.verify.watch import Watch, limit_named
 
 Seen = tuple[str, str | None]
 STEP = "step-000000001"
@@ -167,7 +167,7 @@ def test_any_other_error_is_passed_on_in_words() -> None:
 def test_the_kernels_own_refusals_are_named(tmp_path: Path, limit: str, value: int, says: str) -> None:
     (tmp_path / "r").mkdir()
     script = (
-        "import sys; from pathlib import Path; from ckptd_daemon.watch import Watch\n"
+        "import sys; from pathlib import Path; from ckptd_daemon.verify.watch import Watch\n"
         "w = Watch(Path(sys.argv[1]), print, print); s = w.start()\n"
         "print('start:', s); print('follow:', w.follow(['r'])[1]); w.stop()"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckptd_daemon.worker import Worker
+from ckptd_daemon.core.worker import Worker
 
 
 @pytest.fixture

@@ -8,25 +8,48 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from ckptd.client import Client as Client
+    from ckptd.disk.durable import atomic_write_json as atomic_write_json
+    from ckptd.disk.series import latest_valid as latest_valid
+    from ckptd.disk.verification import verify as verify
+    from ckptd.errors import CheckpointWarning as CheckpointWarning
+    from ckptd.errors import CkptdError as CkptdError
+    from ckptd.link.resume import Resumed as Resumed
+    from ckptd.link.ticket import Ticket as Ticket
+    from ckptd.loop.cadence import Cadence as Cadence
+    from ckptd.loop.loader import ResumableLoader as ResumableLoader
+    from ckptd.loop.train_state import TrainState as TrainState
+    from ckptd.snapshot.descriptor import Sharding as Sharding
+    from ckptd.tensors.atomic import atomic_save as atomic_save
+    from ckptd.tensors.loading import load as load
+    from ckptd.tensors.migrate import migrate_v1_to_v2 as migrate_v1_to_v2
+    from ckptd.tensors.rng import capture_rng_state as capture_rng_state
+    from ckptd.tensors.rng import restore_rng_state as restore_rng_state
+    from ckptd.tensors.saving import save as save
+
 __version__ = "0.1.0"
 
+# Where each public name lives; a module never has the name of a public function, or its import would hide it.
 _WHERE = {
     "Client": "ckptd.client",
-    "Ticket": "ckptd.ticket",
-    "Cadence": "ckptd.cadence",
+    "Ticket": "ckptd.link.ticket",
+    "Resumed": "ckptd.link.resume",
+    "Cadence": "ckptd.loop.cadence",
+    "TrainState": "ckptd.loop.train_state",
+    "ResumableLoader": "ckptd.loop.loader",
+    "Sharding": "ckptd.snapshot.descriptor",
+    "CkptdError": "ckptd.errors",
     "CheckpointWarning": "ckptd.errors",
-    "TrainState": "ckptd.train_state",
-    "ResumableLoader": "ckptd.loader",
-    "Sharding": "ckptd.descriptor",
-    "atomic_save": "ckptd.atomic",
-    "atomic_write_json": "ckptd.durable",
-    "capture_rng_state": "ckptd.rng",
-    "restore_rng_state": "ckptd.rng",
-    "latest_valid": "ckptd.series",
-    "load": "ckptd.loading",
-    "save": "ckptd.saving",
-    "verify": "ckptd.verification",
-    "migrate_v1_to_v2": "ckptd.migrate",
+    "atomic_save": "ckptd.tensors.atomic",
+    "atomic_write_json": "ckptd.disk.durable",
+    "capture_rng_state": "ckptd.tensors.rng",
+    "restore_rng_state": "ckptd.tensors.rng",
+    "latest_valid": "ckptd.disk.series",
+    "load": "ckptd.tensors.loading",
+    "save": "ckptd.tensors.saving",
+    "verify": "ckptd.disk.verification",
+    "migrate_v1_to_v2": "ckptd.tensors.migrate",
 }
 
 __all__ = ["__version__", *_WHERE]  # noqa: PLE0604 - names are served by __getattr__

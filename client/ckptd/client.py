@@ -17,20 +17,20 @@ from collections.abc import Collection, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, Literal
 
-from ckptd.cadence import Cadence
-from ckptd.client_options import ClientOptions, DaemonChoice, OnBusy, OnError, check_bound
-from ckptd.descriptor import Sharding
+from ckptd.disk.rootdir import Root
+from ckptd.disk.series import Checkpoint, best, checkpoints, latest_valid
 from ckptd.errors import ClientClosed, NoDaemon, TimedOut
-from ckptd.failures import Failures, warn
-from ckptd.leaving import leave_at_end
-from ckptd.metrics import plain_metrics
+from ckptd.link.client_options import ClientOptions, DaemonChoice, OnBusy, OnError, check_bound
+from ckptd.link.failures import Failures, warn
+from ckptd.link.leaving import leave_at_end
+from ckptd.link.metrics import plain_metrics
+from ckptd.link.recorder import Recorder
+from ckptd.link.resume import Resumed, restore
+from ckptd.link.ticket import WAIT_TIMEOUT_S, Ticket
+from ckptd.link.writers import make_writer
+from ckptd.loop.cadence import Cadence
 from ckptd.names import DEFAULT_RUN, check_run_name, check_step
-from ckptd.recorder import Recorder
-from ckptd.resume import Resumed, restore
-from ckptd.rootdir import Root
-from ckptd.series import Checkpoint, best, checkpoints, latest_valid
-from ckptd.ticket import WAIT_TIMEOUT_S, Ticket
-from ckptd.writers import make_writer
+from ckptd.snapshot.descriptor import Sharding
 
 __all__ = ["Client", "Resumed"]
 
@@ -46,7 +46,7 @@ class Client:
         root: Folder of all runs; made when missing (not with daemon="attach").
         run: Name of this run. One live client per run.
         daemon, cadence, slots, on_busy, on_error, sharding, busy_timeout_s, start_timeout_s, close_timeout_s,
-            max_unsaved_s: See ckptd.client_options.ClientOptions.
+            max_unsaved_s: See ckptd.link.client_options.ClientOptions.
 
     Raises:
         InvalidArgument: An argument that can't be right. Nothing was changed.

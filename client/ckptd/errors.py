@@ -22,7 +22,9 @@ class CkptdError(Exception):
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, what: str, *, where: str = "", seen: str = "", wanted: str = "", todo: str = "") -> None:
+    def __init__(
+        self, what: str, *, where: str = "", seen: str = "", wanted: str = "", todo: str = ""
+    ) -> None:
         self.what, self.where, self.seen, self.wanted, self.todo = what, where, seen, wanted, todo
         super().__init__(what)
 
@@ -129,7 +131,14 @@ class RestoreFailed(CkptdError):
     exit_code = 4
 
     def __init__(
-        self, what: str, *, state_touched: bool = False, where: str = "", seen: str = "", wanted: str = "", todo: str = ""
+        self,
+        what: str,
+        *,
+        state_touched: bool = False,
+        where: str = "",
+        seen: str = "",
+        wanted: str = "",
+        todo: str = "",
     ) -> None:
         super().__init__(what, where=where, seen=seen, wanted=wanted, todo=todo)
         self.state_touched = state_touched

@@ -24,7 +24,9 @@ DEFAULT_RUN: Final = "default"
 _RUN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}", re.ASCII)
 _STEP: Final = re.compile(r"step-([0-9]{9,16})(?:\.([1-9][0-9]{0,8}))?", re.ASCII)
 _WORK: Final = re.compile(r"\.(tmp|trash)-([0-9]{1,19})-([0-9a-f]{32})", re.ASCII)
-_QUARANTINED: Final = re.compile(r"(step-[0-9]{9,16}(?:\.[1-9][0-9]{0,8})?)-([0-9]{1,19})-([0-9a-f]{32})", re.ASCII)
+_QUARANTINED: Final = re.compile(
+    r"(step-[0-9]{9,16}(?:\.[1-9][0-9]{0,8})?)-([0-9]{1,19})-([0-9a-f]{32})", re.ASCII
+)
 _COMPONENT: Final = re.compile(r"[a-z0-9_]{1,32}", re.ASCII)
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ckptd.errors import CkptdError, NoSpace
-from ckptd_daemon.policy import RetentionPolicy, parse_monitor
-from ckptd_daemon.process import DEFAULT_GRACE_S, DaemonSettings, run_daemon
+from ckptd_daemon.core.process import DEFAULT_GRACE_S, DaemonSettings, run_daemon
+from ckptd_daemon.series.policy import RetentionPolicy, parse_monitor
 
 
 def main(argv: Sequence[str]) -> int:

@@ -11,10 +11,10 @@ from evidence import Journals, Key
 from trainer import digest_of
 
 import ckptd
+from ckptd.disk.verification import check
 from ckptd.errors import CkptdError
+from ckptd.format.records import CheckpointIndex, read_index
 from ckptd.names import parse_step_folder
-from ckptd.records import CheckpointIndex, read_index
-from ckptd.verification import check
 
 
 @dataclass

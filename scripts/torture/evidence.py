@@ -12,8 +12,8 @@ from typing import Any
 
 from ckptd.errors import CkptdError
 from ckptd.names import parse_work_folder
-from ckptd.slot_header import SlotState
-from ckptd.slots import Slot
+from ckptd.snapshot.slot_header import SlotState
+from ckptd.snapshot.slots import Slot
 
 Key = tuple[int, int]  # number of the trainer, of its snapshot
 

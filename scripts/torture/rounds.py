@@ -20,8 +20,8 @@ import checks
 import evidence
 from victims import PATIENCE_S, Daemon, Fault, Trainers, wait_gone
 
-from ckptd.series import latest_valid
-from ckptd.slot_header import SlotState
+from ckptd.disk.series import latest_valid
+from ckptd.snapshot.slot_header import SlotState
 
 RUN = "torture"
 KEEP_LAST = 1_000_000  # retention must not be the reason that something is missing

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from ckptd.rootdir import DaemonRecord, Root
+from ckptd.disk.rootdir import DaemonRecord, Root
 
 PATIENCE_S = 120.0  # for whatever must happen at all, on a busy machine
 

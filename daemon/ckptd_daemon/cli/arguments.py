@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckptd import names
 from ckptd.errors import InvalidArgument
-from ckptd_daemon import policy
+from ckptd_daemon.series import policy
 
 
 def text(args: argparse.Namespace, flag: str) -> tuple[str, str] | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptd.records import CheckpointIndex
-from ckptd.strict_json import float_to_json
+from ckptd.format.records import CheckpointIndex
+from ckptd.format.strict_json import float_to_json
 from ckptd_daemon.cli import units
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from ckptd import wire
-from ckptd.connection import connect
+from ckptd.disk.rootdir import Root
 from ckptd.errors import SaveFailed
-from ckptd.rootdir import Root
+from ckptd.link import wire
+from ckptd.link.connection import connect
 from ckptd_daemon.cli import arguments, output
 
 DEFAULT_TIMEOUT_S: Final = 300.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ckptd.disk.series import Checkpoint, latest_valid
 from ckptd.errors import NothingThere
-from ckptd.series import Checkpoint, latest_valid
-from ckptd.strict_json import float_to_json
+from ckptd.format.strict_json import float_to_json
 from ckptd_daemon.cli import arguments, output, units
 
 

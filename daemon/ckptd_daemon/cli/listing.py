@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from ckptd.disk.rootdir import Root
+from ckptd.disk.series import Entry, Series, read_series, runs
 from ckptd.errors import NothingThere
-from ckptd.rootdir import Root
-from ckptd.series import Entry, Series, read_series, runs
 from ckptd_daemon.cli import arguments, checkpoint_json, output, units
 from ckptd_daemon.cli.output import Cell
 

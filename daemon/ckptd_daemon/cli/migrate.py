@@ -10,7 +10,7 @@ from ckptd_daemon.cli import output
 
 def run(args: argparse.Namespace) -> int:
     """Print the path of the new checkpoint."""
-    from ckptd.migrate import migrate_v1_to_v2
+    from ckptd.tensors.migrate import migrate_v1_to_v2
 
     out = None if args.out is None else Path(args.out)
     output.emit(f"{migrate_v1_to_v2(Path(args.path), out)}\n")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ckptd.disk.rootdir import Root
+from ckptd.disk.series import best, select
 from ckptd.errors import InvalidArgument, NothingThere
-from ckptd.rootdir import Root
-from ckptd.series import best, select
-from ckptd_daemon import policy, settings_file
 from ckptd_daemon.cli import arguments
+from ckptd_daemon.series import policy, settings_file
 
 
 def path_of(args: argparse.Namespace, selector: str) -> Path:

@@ -8,12 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ckptd import keypath
+from ckptd.disk.folder_files import read_small_file
 from ckptd.errors import CorruptCheckpoint
-from ckptd.folder_files import read_small_file
+from ckptd.format.records import CheckpointIndex, TensorRow, read_index, table_from_bytes
 from ckptd.limits import MAX_TABLE_BYTES
 from ckptd.names import INDEX_FILE, TABLE_FILE
-from ckptd.records import CheckpointIndex, TensorRow, read_index, table_from_bytes
+from ckptd.snapshot import keypath
 from ckptd_daemon.cli import checkpoint_json, output, selectors, units
 from ckptd_daemon.cli.output import Cell
 

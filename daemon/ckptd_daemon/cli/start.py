@@ -7,11 +7,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Final
 
+from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import InvalidArgument, RootLocked
-from ckptd.rootdir import DaemonRecord, Root
-from ckptd_daemon import policy, settings_file
 from ckptd_daemon.cli import arguments, output, units
-from ckptd_daemon.policy import RetentionPolicy
+from ckptd_daemon.series import policy, settings_file
+from ckptd_daemon.series.policy import RetentionPolicy
 
 _COUNTS: Final = ("keep-last", "keep-best")
 
@@ -54,7 +54,7 @@ def asked_policy(args: argparse.Namespace, root: Path, run_name: str | None) -> 
 def _foreground(
     root: Path, run_name: str | None, rules: RetentionPolicy | None, seconds: dict[str, float]
 ) -> int:
-    from ckptd_daemon.process import DaemonSettings, run_daemon
+    from ckptd_daemon.core.process import DaemonSettings, run_daemon
 
     settings = DaemonSettings(root=root, policy=rules, policy_run=run_name)
     if "grace" in seconds:
@@ -63,7 +63,7 @@ def _foreground(
 
 
 def _detached(args: argparse.Namespace, path: Path, flags: list[str]) -> int:
-    from ckptd.autostart import START_TIMEOUT_S, start_daemon
+    from ckptd.link.autostart import START_TIMEOUT_S, start_daemon
 
     timeout_s = arguments.duration_s(args, "timeout", START_TIMEOUT_S)
     root = Root.open(path, create=True)

@@ -6,10 +6,10 @@ import argparse
 import time
 from typing import Any, Final
 
-from ckptd import wire
-from ckptd.connection import connect
+from ckptd.disk.rootdir import Root
 from ckptd.errors import CkptdError, NoDaemon
-from ckptd.rootdir import Root
+from ckptd.link import wire
+from ckptd.link.connection import connect
 from ckptd_daemon.cli import arguments, output, units
 from ckptd_daemon.cli.output import Cell
 
@@ -44,7 +44,7 @@ def _ask(root: Root) -> dict[str, Any]:
 
 def from_disk(root: Root) -> dict[str, Any]:
     """The same, as far as it can be read without a daemon."""
-    from ckptd.series import read_series, runs
+    from ckptd.disk.series import read_series, runs
 
     shown = []
     for name in runs(root):

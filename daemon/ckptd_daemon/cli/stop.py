@@ -6,10 +6,10 @@ import argparse
 import time
 from typing import Final
 
-from ckptd import wire
-from ckptd.connection import Connection, connect
+from ckptd.disk.rootdir import Root
 from ckptd.errors import NoDaemon, TimedOut
-from ckptd.rootdir import Root
+from ckptd.link import wire
+from ckptd.link.connection import Connection, connect
 from ckptd_daemon.cli import arguments, output
 
 DEFAULT_GRACE_S: Final = 0.0

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ckptd.disk.rootdir import Root
+from ckptd.disk.series import read_series, runs
+from ckptd.disk.verification import Report, check
 from ckptd.errors import CorruptCheckpoint, InvalidArgument, NothingThere
-from ckptd.rootdir import Root
-from ckptd.series import read_series, runs
-from ckptd.verification import Report, check
 from ckptd_daemon.cli import arguments, output, selectors, units
 from ckptd_daemon.cli.output import Cell
 from ckptd_daemon.cli.progress import Progress

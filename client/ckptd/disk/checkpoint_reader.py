@@ -1,0 +1,257 @@
+"""A checkpoint folder opened for reading: all files first, then bytes that are hashed as they are read.
+
+Nothing is handed out before the whole file it comes from has the committed hash. Files are opened relative to
+the open folder, so a rename or deletion during the read changes nothing: either all could be opened, or the
+checkpoint is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final
+
+from ckptd.disk.folder_files import open_file, open_folder
+from ckptd.errors import CheckpointGone, CkptdError, CorruptCheckpoint
+from ckptd.format.records import CheckpointIndex, read_index
+from ckptd.limits import MIB
+from ckptd.names import META_FILE, TABLE_FILE
+
+_CHUNK_BYTES: Final = 4 * MIB
+#: Ranges from this size on are read straight into place; smaller ones are cut out of a chunk.
+_IN_PLACE_FROM_BYTES: Final = 1 * MIB
+#: Errors of this process or its rights; they say nothing about the bytes.
+_NOT_ITS_FAULT: Final = frozenset({errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range of a file and the memory its bytes go to."""
+
+    offset: int
+    into: memoryview
+
+
+class CheckpointReader:
+    """The open files of one checkpoint. A context manager.
+
+    Attributes:
+        path: Absolute path of the folder, for messages.
+        index: Its index, checked.
+    """
+
+    def __init__(self, path: str, *, only: Iterable[str] | None = None) -> None:
+        """Open the folder, read its index and open the files of the components asked for.
+
+        Args:
+            path: The folder.
+            only: Component names; None means all. meta.pt (or ckpt.pt) and tensors.json are always opened.
+
+        Raises:
+            CheckpointGone: It isn't there, or was deleted meanwhile.
+            CorruptCheckpoint, UnknownSchema: Its index can't be trusted, or a file is missing.
+        """
+        self.path = os.path.realpath(path)
+        self._stack = ExitStack()
+        try:
+            self._folder = self._open_folder()
+            try:
+                self.index = read_index(self._folder, where=self.path)
+            except FileNotFoundError as error:
+                raise self._missing("index.json") from error
+            self._fds: dict[str, int] = {}
+            self._wanted = _wanted_files(self.index, None if only is None else set(only))
+            for name in self._wanted:
+                self._fds[name] = self._open(name)
+        except OSError as error:
+            self.close()
+            raise self._unreadable(error) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> CheckpointReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<CheckpointReader {self.path}>"
+
+    def close(self) -> None:
+        self._stack.close()
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that were opened."""
+        return tuple(self._wanted)
+
+    def size(self, name: str) -> int:
+        """The committed size of an open file."""
+        return self._wanted[name][0]
+
+    def read(self, name: str) -> bytes:
+        """The whole content of a file.
+
+        Raises:
+            CorruptCheckpoint: Its size or hash is not the committed one.
+        """
+        content = bytearray(self.size(name))
+        self.read_into(name, [Span(0, memoryview(content))])
+        return bytes(content)
+
+    def read_into(self, name: str, spans: Sequence[Span]) -> None:
+        """Read and hash a whole file, its spans into their memory; what isn't in a span is only hashed.
+
+        Args:
+            name: An open file.
+            spans: Ascending, without overlap, inside the file.
+
+        Raises:
+            CorruptCheckpoint: Its size or hash is not the committed one; what was read must not be used.
+        """
+        size, wanted = self._wanted[name]
+        fd = self._fds[name]
+        try:
+            self._check_size(name, os.fstat(fd).st_size, size)
+            digest = hashlib.sha256()
+            for block in _blocks(spans, size):
+                for chunk in _read_block(fd, block):
+                    digest.update(chunk)
+        except EOFError as error:
+            self._check_size(name, os.fstat(fd).st_size, size)
+            raise CorruptCheckpoint("the file ended early", where=f"{self.path}/{name}") from error
+        except OSError as error:
+            raise self._unreadable(error, name) from error
+        if digest.hexdigest() != wanted:
+            raise CorruptCheckpoint(
+                "the sha256 differs from what index.json says",
+                where=f"{self.path}/{name}",
+                seen=digest.hexdigest(),
+                wanted=wanted,
+            )
+
+    def _check_size(self, name: str, seen: int, wanted: int) -> None:
+        if seen != wanted:
+            raise CorruptCheckpoint(
+                "the size differs from what index.json says",
+                where=f"{self.path}/{name}",
+                seen=f"{seen} bytes",
+                wanted=f"{wanted}",
+            )
+
+    def _open_folder(self) -> int:
+        try:
+            fd = open_folder(self.path)
+        except FileNotFoundError as error:
+            raise self._gone() from error
+        self._stack.callback(os.close, fd)
+        return fd
+
+    def _open(self, name: str) -> int:
+        try:
+            fd = open_file(self._folder, name, f"{self.path}/{name}")
+        except FileNotFoundError as error:
+            raise self._missing(name) from error
+        self._stack.callback(os.close, fd)
+        return fd
+
+    def _missing(self, name: str) -> CorruptCheckpoint | CheckpointGone:
+        """A file that isn't there is damage, unless the whole checkpoint is on its way out."""
+        try:
+            here, there = os.fstat(self._folder), os.stat(self.path)
+        except OSError:
+            return self._gone()
+        if (here.st_dev, here.st_ino) != (there.st_dev, there.st_ino):
+            return self._gone()
+        return CorruptCheckpoint("a file is missing", where=f"{self.path}/{name}")
+
+    def _gone(self) -> CheckpointGone:
+        return CheckpointGone(
+            "there is no checkpoint (any more)", where=self.path, todo="ask for the latest again"
+        )
+
+    def _unreadable(self, error: OSError, name: str = "") -> CkptdError:
+        if error.errno == errno.ESTALE:
+            return self._gone()
+        where = f"{self.path}/{name}" if name else str(error.filename or self.path)
+        if error.errno in _NOT_ITS_FAULT:
+            return CkptdError("can't be opened", where=where, seen=error.strerror or str(error))
+        return CorruptCheckpoint("can't be read", where=where, seen=error.strerror or str(error))
+
+
+def _wanted_files(index: CheckpointIndex, only: set[str] | None) -> dict[str, tuple[int, str]]:
+    files = {TABLE_FILE: (index.tensors_bytes, index.tensors_sha256)}
+    if index.meta_sha256 is not None and index.meta_bytes is not None:
+        files[META_FILE] = (index.meta_bytes, index.meta_sha256)
+    for shard in index.shards:
+        if only is None or index.layout == "single" or shard.component in only:
+            files[shard.path] = (shard.bytes, shard.sha256)
+    return files
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A range read in one go: one large span, or small spans and what lies between them."""
+
+    start: int
+    end: int
+    spans: tuple[Span, ...]
+    in_place: bool
+
+
+def _blocks(spans: Sequence[Span], size: int) -> Iterator[_Block]:
+    at = 0
+    small: list[Span] = []
+    for span in spans:
+        end = span.offset + span.into.nbytes
+        large = span.into.nbytes >= _IN_PLACE_FROM_BYTES
+        if small and (large or end - at > _CHUNK_BYTES):
+            stop = small[-1].offset + small[-1].into.nbytes
+            yield _Block(at, stop, tuple(small), False)
+            at, small = stop, []
+        if not small and span.offset - at > _CHUNK_BYTES:
+            yield _Block(at, span.offset, (), False)
+            at = span.offset
+        if not large:
+            small.append(span)
+            continue
+        yield _Block(at, span.offset, (), False)
+        yield _Block(span.offset, end, (span,), True)
+        at = end
+    yield _Block(at, size, tuple(small), False)
+
+
+def _read_block(fd: int, block: _Block) -> Iterator[memoryview]:
+    if block.in_place:
+        yield from _read_chunks(fd, block.start, block.spans[0].into)
+        return
+    if not block.spans:  # only hashed: any length, in bounded memory
+        scratch = memoryview(bytearray(min(_CHUNK_BYTES, block.end - block.start)))
+        for start in range(block.start, block.end, _CHUNK_BYTES):
+            yield from _read_chunks(fd, start, scratch[: min(_CHUNK_BYTES, block.end - start)])
+        return
+    content = memoryview(bytearray(block.end - block.start))
+    yield from _read_chunks(fd, block.start, content)
+    for span in block.spans:
+        start = span.offset - block.start
+        span.into[:] = content[start : start + span.into.nbytes]
+
+
+def _read_chunks(fd: int, offset: int, into: memoryview) -> Iterator[memoryview]:
+    """Fill `into` from the file, chunk by chunk, so that each is hashed while it is in the CPU's cache."""
+    done = 0
+    while done < into.nbytes:
+        count = os.preadv(fd, [into[done : done + _CHUNK_BYTES]], offset + done)
+        if count == 0:
+            raise EOFError
+        yield into[done : done + count]
+        done += count

@@ -1,0 +1,269 @@
+"""The only owner of fsync, replace and rename: what must reach the disk, and in which order.
+
+Every function says what is on disk when it raises. An fsync that failed is never retried on the same file:
+the kernel may already have dropped the dirty pages, and a second fsync would then lie. It is raised as
+FsyncFailed, so that the caller can drop the file and write it again from its source.
+
+Modes come from the umask, as for any program's files (0644 under 022, 0640 under 027).
+
+Temporary names in the same folder are those of `names.work_folder("tmp", …)`, so that one sweep under the
+root's lock finds what a crash left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import stat
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+from ckptd.disk.chunks import Chunk, HashBeside, even_chunks, sha256_of, take
+from ckptd.limits import MIB
+from ckptd.names import work_folder
+
+#: From this size on a file is hashed in a thread beside the one that writes it.
+_HASH_BESIDE_FROM_BYTES: Final = 8 * MIB
+_CRASH_ENV: Final = "CKPTD_CRASH_AT"
+
+
+class FsyncFailed(OSError):
+    """The kernel could not write the bytes back. The file (or folder entry) must be treated as lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What write_new wrote: its length and the SHA-256 (hex) of the bytes handed in."""
+
+    bytes: int
+    sha256: str
+
+
+def crash_point(name: str) -> None:
+    """Die here by SIGKILL if the environment asks for it (CKPTD_CRASH_AT=name); only tests do.
+
+    The names are those in the docstring of `ckptd.disk.commit`.
+    """
+    if os.environ.get(_CRASH_ENV) == name:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fsync_dir(path: Path) -> None:
+    """Make the names in folder path durable.
+
+    Raises:
+        FsyncFailed: They may not survive a power cut.
+        OSError: The folder can't be opened.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _fsync(fd, path)
+    finally:
+        os.close(fd)
+
+
+def write_new(path: Path, segments: Iterable[Chunk]) -> Written:
+    """Create path, which must not exist, write the segments, sync and close it.
+
+    The bytes are hashed as they are written, not read back. The folder is not synced. A collection of
+    segments may be gone through twice at once (the hash runs beside the write); an iterator is made a list.
+
+    Raises:
+        FileExistsError: path exists (also as a dangling link); it is untouched.
+        FsyncFailed: The file is removed again, and its bytes are lost.
+        OSError: Disk full, I/O error, no permission. What was written of the file is removed again.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        try:
+            written = _write_and_hash(fd, segments, path)
+        finally:
+            os.close(fd)
+    except BaseException:
+        _unlink_quietly(path)
+        raise
+    return written
+
+
+def replace_file(path: Path, chunks: Iterable[Chunk], *, sync: bool = True) -> int:
+    """Write chunks to path, all or nothing, and return the bytes written.
+
+    Args:
+        path: Replaced when it exists; a link is replaced itself, not what it points to.
+        chunks: The new content, in order.
+        sync: False for a cache only: the file is whole at every instant, but after a power cut it may be the
+            old one, gone or empty.
+
+    Raises:
+        OSError: Disk full, I/O error, no permission. path is untouched, unless only the sync of its folder
+            failed: then it is new, but may not survive a power cut.
+    """
+    # write → fsync(file) → close → replace → fsync(folder)
+    temp = path.with_name(work_folder("tmp", 0))
+    try:
+        count = write_new(temp, chunks).bytes if sync else _write_unsynced(temp, chunks)
+        os.replace(temp, path)
+    except BaseException:
+        _unlink_quietly(temp)
+        raise
+    if sync:
+        fsync_dir(path.parent)
+    return count
+
+
+def atomic_write_json(path: str | os.PathLike[str], obj: Any) -> None:
+    """Write obj as canonical JSON (sorted keys, two spaces, final newline) to path, durably, all or nothing.
+
+    A reader sees the old file or the new one, never a part. The temporary file lies in the same folder, under
+    a name nobody else uses, and a failure leaves none behind.
+
+    Args:
+        path: Replaced when it exists. Its folder must exist.
+        obj: What the json module can spell; NaN and infinities are refused.
+
+    Raises:
+        InvalidArgument: obj is not strict JSON. Nothing is written.
+        OSError: Disk full, I/O error, no permission. path is untouched, unless only the sync of its folder
+            failed: then it is new, but may not survive a power cut.
+    """
+    from ckptd.errors import InvalidArgument
+    from ckptd.format.strict_json import canonical
+
+    try:
+        data = canonical(obj)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(
+            "can't be written as strict JSON", where=os.fspath(path), seen=str(error)
+        ) from error
+    replace_file(Path(path), [data])
+
+
+def rename_new(src: Path, dst: Path, *, sync: bool = True) -> None:
+    """Rename src to dst, a name nobody may hold, and make the rename durable.
+
+    The caller is the only one who makes such names (it holds the root's lock): an empty folder or a file at
+    dst would be replaced without a word, so dst is looked up first.
+
+    Raises:
+        FileExistsError: dst is taken (also by a dangling link); nothing was changed.
+        FsyncFailed: dst is there, but may not survive a power cut.
+        OSError: The rename failed; nothing was changed.
+    """
+    if is_taken(dst):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(dst))
+    os.rename(src, dst)
+    if sync:
+        fsync_dir(dst.parent)
+        if src.parent != dst.parent:
+            fsync_dir(src.parent)
+
+
+def is_taken(path: Path) -> bool:
+    """Whether anything at all has this name, a dangling link too."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def make_dirs(path: Path) -> None:
+    """Create folder path and its missing parents, each made durable in its parent. Existing is fine.
+
+    Raises:
+        FileExistsError: path, or a part of it, exists and is no folder.
+        OSError: Some of the parents may have been made.
+    """
+    if path.is_dir():
+        return
+    make_dirs(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    fsync_dir(path.parent)
+
+
+def make_dir_new(path: Path) -> None:
+    """Create the folder path, which must not exist; its parent is not synced."""
+    path.mkdir()
+
+
+def remove_tree(path: Path) -> None:
+    """Remove path: a file, a link (not what it points to) or a folder with all inside. Missing is fine.
+
+    Raises:
+        OSError: Something could not be removed; the rest may be gone. Nothing outside path was touched.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(mode):
+        path.unlink(missing_ok=True)
+        return
+    shutil.rmtree(path, onerror=_raise_unless_gone)  # fd-based, follows no link
+
+
+def _raise_unless_gone(_function: object, _path: object, info: tuple[Any, BaseException, Any]) -> None:
+    if not isinstance(info[1], FileNotFoundError):
+        raise info[1]
+
+
+def _fsync(fd: int, where: Path) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise FsyncFailed(error.errno, f"fsync: {error.strerror}", str(where)) from error
+
+
+def _write_and_hash(fd: int, segments: Iterable[Chunk], where: Path) -> Written:
+    again = segments if isinstance(segments, Collection) else list(segments)
+    chunks = even_chunks(again)
+    first = take(chunks, _HASH_BESIDE_FROM_BYTES)
+    if sum(len(chunk) for chunk in first) < _HASH_BESIDE_FROM_BYTES:
+        digest = sha256_of(first)
+        count = _write_all(fd, first)
+        _fsync(fd, where)
+        return Written(count, digest)
+    beside = HashBeside(again)
+    try:
+        count = _write_all(fd, chain(first, chunks))
+        _fsync(fd, where)
+    except BaseException:
+        beside.stop()
+        raise
+    return Written(count, beside.hexdigest())
+
+
+def _write_unsynced(path: Path, chunks: Iterable[Chunk]) -> int:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        return _write_all(fd, even_chunks(chunks))
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, chunks: Iterable[Chunk]) -> int:
+    count = 0
+    for chunk in chunks:
+        view = memoryview(chunk)
+        while view:
+            done = os.write(fd, view)  # may be short: a signal, a quota, 2 GiB at most
+            count += done
+            view = view[done:]
+    return count
+
+
+def _unlink_quietly(path: Path) -> None:
+    with contextlib.suppress(
+        OSError
+    ):  # the error that led here says more; the next start sweeps temporary names
+        path.unlink(missing_ok=True)

@@ -1,0 +1,263 @@
+"""The root: the folder that holds the runs, and the private folders that belong to it elsewhere.
+
+Slots and sockets are found by an id that is stored in the root and bound to its device and inode: a root that
+was moved keeps its id, a root that was copied gets another, so that two never share a slot or a socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ckptd.disk import durable
+from ckptd.disk.daemon_record import DaemonRecord, own_start, process_started
+from ckptd.errors import BadRoot, CorruptCheckpoint
+from ckptd.format.strict_json import canonical, parse
+from ckptd.limits import KIB
+from ckptd.names import SERVICE_DIR, check_run_name
+
+__all__ = ["DaemonRecord", "Root", "own_start", "private_dir", "process_started"]
+
+_ID_FILE: Final = "root.json"
+_ID_SCHEMA: Final = "ckptd.root-v1"
+_MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path holds 108, with the final NUL
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A root folder that was checked.
+
+    Attributes:
+        path: Absolute, links resolved.
+        id: 32 hex digits; "" when it was opened for reading and never used by a writer.
+    """
+
+    path: Path
+    id: str
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, create: bool) -> Root:
+        """Open a root to write to.
+
+        Args:
+            path: The folder.
+            create: Make it, durably, with its missing parents.
+
+        Raises:
+            BadRoot: A file, missing (and not create), not writable, owned by another user.
+        """
+        resolved = _checked_root(Path(path), create=create, writing=True)
+        service = resolved / SERVICE_DIR
+        try:
+            _make_service_dir(service)
+            return cls(resolved, _read_or_make_id(resolved, service))
+        except OSError as error:
+            raise BadRoot(
+                "the root can't be written to",
+                where=str(resolved),
+                seen=str(error),
+                todo="pick another folder",
+            ) from error
+
+    @classmethod
+    def for_reading(cls, path: str | os.PathLike[str]) -> Root:
+        """Open a root to read from; writes nothing, and works on read-only media.
+
+        Raises:
+            BadRoot: Missing, or no folder.
+        """
+        resolved = _checked_root(Path(path), create=False, writing=False)
+        return cls(resolved, _read_id(resolved, resolved / SERVICE_DIR) or "")
+
+    @property
+    def service_dir(self) -> Path:
+        """ROOT/.ckptd"""
+        return self.path / SERVICE_DIR
+
+    def run_dir(self, run: str) -> Path:
+        """ROOT/RUN; may not exist.
+
+        Raises:
+            InvalidArgument: Not a run name.
+        """
+        return self.path / check_run_name(run)
+
+    @property
+    def slot_path(self) -> Path:
+        """The folder of this root's slots; may not exist."""
+        return _shm_parent() / f"ckptd-{os.geteuid()}-{self._needed_id()}"
+
+    def slot_dir(self) -> Path:
+        """The folder of this root's slots, made when missing, and checked.
+
+        Raises:
+            BadRoot: It is a link, another user's, or open to others.
+        """
+        parent = _shm_parent()
+        if "CKPTD_SHM_DIR" in os.environ:
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return private_dir(self.slot_path)
+
+    def runtime_dir(self) -> Path:
+        """The folder for sockets, made when missing, and checked.
+
+        Raises:
+            BadRoot: It is a link, another user's, or open to others.
+        """
+        return private_dir(_runtime_path())
+
+    @property
+    def socket_prefix(self) -> str:
+        """File names of this root's sockets begin so."""
+        return self._needed_id()[:12] + "-"
+
+    def new_socket_path(self) -> Path:
+        """A path nobody uses for a socket of this root.
+
+        Raises:
+            BadRoot: The runtime folder can't be used, or its path is too long for a socket.
+        """
+        path = self.runtime_dir() / f"{self.socket_prefix}{secrets.token_hex(8)}.sock"
+        if (length := len(os.fsencode(path))) > _MAX_SOCKET_PATH_BYTES:
+            raise BadRoot(
+                "socket path too long", where=str(path), seen=f"{length} bytes",
+                wanted=f"at most {_MAX_SOCKET_PATH_BYTES}", todo="set CKPTD_RUNTIME_DIR to a shorter folder",
+            )  # fmt: skip
+        return path
+
+    def _needed_id(self) -> str:
+        if not self.id:
+            raise BadRoot(
+                "the root was never used by a writer",
+                where=str(self.path),
+                todo="start a daemon or client on it",
+            )
+        return self.id
+
+
+def private_dir(path: Path) -> Path:
+    """Make folder path if missing (its parents too) and check that it is ours alone: no link, mode 0700.
+
+    Raises:
+        BadRoot: It is not, or can't be made.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        found = os.lstat(path)
+    except OSError as error:
+        raise BadRoot("can't make a private folder", where=str(path), seen=str(error)) from error
+    if problem := _not_private(found):
+        raise BadRoot(
+            "not a private folder", where=str(path), seen=problem, wanted="a folder of ours with mode 0700",
+            todo="remove it, or point CKPTD_RUNTIME_DIR and CKPTD_SHM_DIR elsewhere",
+        )  # fmt: skip
+    return path
+
+
+def _not_private(found: os.stat_result) -> str:
+    if not stat.S_ISDIR(found.st_mode):
+        return "a link" if stat.S_ISLNK(found.st_mode) else "not a folder"
+    if found.st_uid != os.geteuid():
+        return f"owned by uid {found.st_uid}"
+    mode = stat.S_IMODE(found.st_mode)
+    return f"mode {mode:04o}" if mode & 0o077 else ""
+
+
+def _shm_parent() -> Path:
+    return Path(os.environ.get("CKPTD_SHM_DIR") or "/dev/shm")
+
+
+def _runtime_path() -> Path:
+    if chosen := os.environ.get("CKPTD_RUNTIME_DIR"):
+        return Path(chosen).absolute()
+    if session := os.environ.get("XDG_RUNTIME_DIR"):
+        with contextlib.suppress(OSError):
+            if not _not_private(os.lstat(session)) and os.access(session, os.W_OK):
+                return Path(session).absolute() / "ckptd"
+    return Path(f"/tmp/ckptd-{os.geteuid()}")
+
+
+def _checked_root(path: Path, *, create: bool, writing: bool) -> Path:
+    where = str(path)
+    try:
+        if create:
+            durable.make_dirs(path.absolute())
+        found = path.stat()
+    except FileNotFoundError as error:
+        raise BadRoot(
+            "no such folder", where=where, todo="check the path, or let a client or daemon make it"
+        ) from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise BadRoot("a file, not a folder", where=where, todo="pick another path") from error
+    except OSError as error:
+        raise BadRoot("the root can't be used", where=where, seen=str(error)) from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise BadRoot("a file, not a folder", where=where, todo="pick another path")
+    if writing and found.st_uid != os.geteuid() and os.geteuid() != 0:
+        raise BadRoot(
+            "another user's folder",
+            where=where,
+            seen=f"owned by uid {found.st_uid}",
+            wanted=f"uid {os.geteuid()}",
+        )
+    if writing and not os.access(path, os.W_OK | os.X_OK):
+        raise BadRoot(
+            "the root can't be written to", where=where, todo="check its permissions, or pick another folder"
+        )
+    return path.resolve()
+
+
+def _make_service_dir(service: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        service.mkdir(mode=0o700)
+        durable.fsync_dir(service.parent)
+    if not stat.S_ISDIR(os.lstat(service).st_mode):
+        raise NotADirectoryError(f"{service} is not a folder")
+
+
+def _read_id(root: Path, service: Path) -> str | None:
+    """The stored id; None when there is none, or it belongs to another folder (this one is a copy)."""
+    path = service / _ID_FILE
+    try:
+        obj = parse(path.read_bytes(), where=str(path), max_bytes=64 * KIB)
+    except (OSError, CorruptCheckpoint):
+        return None
+    found = root.stat()
+    if not isinstance(obj, dict) or set(obj) != {"schema", "id", "dev", "ino"} or obj["schema"] != _ID_SCHEMA:
+        return None
+    root_id = obj["id"]
+    if not isinstance(root_id, str) or len(root_id) != 32 or set(root_id) - set("0123456789abcdef"):
+        return None
+    return root_id if (obj["dev"], obj["ino"]) == (found.st_dev, found.st_ino) else None
+
+
+def _read_or_make_id(root: Path, service: Path) -> str:
+    if root_id := _read_id(root, service):
+        return root_id
+    with _folder_locked(service):  # a client and its daemon may open a fresh root at the same moment
+        if root_id := _read_id(root, service):
+            return root_id
+        found = root.stat()
+        root_id = secrets.token_hex(16)
+        record = {"schema": _ID_SCHEMA, "id": root_id, "dev": found.st_dev, "ino": found.st_ino}
+        durable.replace_file(service / _ID_FILE, [canonical(record)])
+        return root_id
+
+
+@contextlib.contextmanager
+def _folder_locked(folder: Path) -> Iterator[None]:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,298 @@
+"""The questions a run answers at any time, daemon or not: which is the latest valid checkpoint, the best.
+
+What fails any check is passed over and said, with the reason. That there is none (None) is said only of a run
+with no checkpoint at all; that all of them fail is an error of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from ckptd.disk.decisions import read_decisions
+from ckptd.disk.rootdir import Root
+from ckptd.disk.run_index import Mark, RunIndex, Summary, read_run_index, write_run_index
+from ckptd.disk.series_entries import Entry, Series, candidates, list_run, position_after, read_series
+from ckptd.disk.verification import Report, check, stat_signature
+from ckptd.errors import CheckpointGone, InvalidArgument, NothingThere, NoValidCheckpoint
+from ckptd.names import DECISIONS_DIR, DEFAULT_RUN, INDEX_FILE, check_run_name, parse_step_folder
+
+__all__ = [
+    "Checkpoint", "Entry", "Mark", "PassedOver", "RunIndex", "Series", "Summary",
+    "best", "candidates", "checkpoints", "latest_valid", "list_run", "position_after", "read_decisions",
+    "read_run_index", "read_series", "runs", "select", "write_run_index",
+]  # fmt: skip
+
+AnyRoot = Root | str | os.PathLike[str]
+
+_TRIES: Final = 200
+_STEP: Final = re.compile(r"([0-9]{1,16})(?:\.([1-9][0-9]{0,8}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A newer checkpoint that isn't the answer, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A checkpoint as an answer.
+
+    Attributes:
+        path, name: Its folder.
+        run: Its run.
+        step: Finished optimizer steps.
+        sequence: Its place in the run's order.
+        saved_at: Unix seconds.
+        metrics: As they were given at commit.
+        verified: Its hashes were found equal, now or before.
+        passed_over: Newer ones that fail their checks, newest first.
+    """
+
+    path: Path
+    name: str
+    run: str
+    step: int
+    sequence: int
+    saved_at: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    verified: bool = True
+    passed_over: tuple[PassedOver, ...] = ()
+
+
+def latest_valid(
+    root: AnyRoot,
+    run: str = DEFAULT_RUN,
+    *,
+    wait: bool = True,
+    on_progress: Callable[[str], None] | None = None,
+) -> Checkpoint | None:
+    """The newest verified checkpoint on the run's line. Reads only; works with and without a daemon.
+
+    Args:
+        root: The root.
+        run: The run.
+        wait: Verify newer committed ones first (their bytes are read). False answers at once with what is
+            verified already; None then only means that nothing is verified yet.
+        on_progress: Told in words what is being verified.
+
+    Returns:
+        None when the run has no checkpoint.
+
+    Raises:
+        NoValidCheckpoint: There are checkpoints, and every one fails its checks.
+        BadRoot: The root is a file.
+        InvalidArgument: Not a run name.
+        OSError: The run can't be read.
+    """
+    opened = _opened(root)
+    check_run_name(run)
+    if opened is None:
+        return None
+    proof = _Proof(wait, on_progress)
+    return _steadily(opened, run, lambda series: _latest(series, proof))
+
+
+def checkpoints(root: AnyRoot, run: str = DEFAULT_RUN) -> list[Checkpoint]:
+    """The committed checkpoints on the run's line, oldest first; verifies nothing (`verified` says)."""
+    opened = _opened(root)
+    if opened is None:
+        return []
+    series = read_series(opened, run)
+    return [_answer(series, entry) for entry in reversed(candidates(series)) if entry.status == "committed"]
+
+
+def best(root: AnyRoot, run: str, metric: str, mode: Literal["min", "max"] | str) -> Checkpoint | None:
+    """The valid checkpoint on the line with the best value of a metric; of equal ones the newest.
+
+    Args:
+        metric: Checkpoints without it, or where it is NaN, don't count.
+        mode: "min" or "max".
+
+    Returns:
+        None when no checkpoint has the metric.
+
+    Raises:
+        InvalidArgument: Another mode.
+        NoValidCheckpoint: There are such checkpoints, and every one fails its checks.
+    """
+    if mode not in ("min", "max"):
+        raise InvalidArgument("not a mode", where="mode", seen=repr(mode), wanted="min or max")
+    opened = _opened(root)
+    if opened is None:
+        return None
+
+    def ask(series: Series) -> Checkpoint | None:
+        rated = [entry for entry in candidates(series) if not math.isnan(_metric(entry, metric))]
+        rated.sort(key=lambda entry: _metric(entry, metric), reverse=mode == "max")
+        return _newest(series, rated, proof)
+
+    proof = _Proof(True, None)
+    return _steadily(opened, run, ask)
+
+
+def select(root: AnyRoot, run: str, selector: str) -> Path:
+    """The folder that a selector means: "latest", a step ("1200", "1200.2"), a folder's name, or a path.
+
+    Of a step saved several times it is the newest, on the line if one is. A step isn't verified by this.
+
+    Raises:
+        NothingThere: Nothing fits.
+        NoValidCheckpoint: "latest", and every one fails its checks.
+        InvalidArgument: Not a selector; "best" needs a metric: see `best`.
+    """
+    if os.sep in selector or selector in (".", ".."):
+        if not Path(selector).exists():
+            raise NothingThere("no such checkpoint", where=selector)
+        return Path(selector).absolute()
+    where = f"{root.path if isinstance(root, Root) else os.fspath(root)}, run {run}"
+    if selector == "latest":
+        found = latest_valid(root, run)
+        if found is None:
+            raise NothingThere("no checkpoint", where=where)
+        return found.path
+    wanted = _wanted_step(selector)
+    if wanted is None:
+        raise InvalidArgument(
+            "not a selector",
+            where="SEL",
+            seen=repr(selector),
+            wanted="latest, best, a step such as 1200 or 1200.2, or a path",
+        )
+    opened = _opened(root)
+    entries = [] if opened is None else read_series(opened, run).entries
+    fitting = [e for e in entries if e.step == wanted[0] and wanted[1] in (None, e.repeat)]
+    if not fitting:
+        raise NothingThere(f"no checkpoint of step {selector}", where=where, todo="see ckptd list")
+    return max(enumerate(fitting), key=lambda at: (at[1].status == "committed", at[1].on_line, at[0]))[1].path
+
+
+def runs(root: AnyRoot) -> list[str]:
+    """Names of the root's runs, sorted: folders that hold a checkpoint, a decision or a run index."""
+    opened = _opened(root)
+    if opened is None:
+        return []
+    found = []
+    with os.scandir(opened.path) as names:
+        for entry in names:
+            if entry.is_dir(follow_symlinks=False) and _is_run(entry.name, Path(entry.path)):
+                found.append(entry.name)
+    return sorted(found)
+
+
+class _Proof:
+    """Checks checkpoints, each state of each only once."""
+
+    def __init__(self, wait: bool, on_progress: Callable[[str], None] | None) -> None:
+        self.wait, self._on_progress = wait, on_progress
+        self._reports: dict[tuple[Path, str], Report] = {}
+
+    def fault(self, entry: Entry) -> str:
+        """Why it isn't valid; "" when it is. Raises CheckpointGone when it vanished."""
+        if entry.status != "committed":
+            return entry.reason or entry.status
+        if entry.verified:
+            return ""
+        if not self.wait:
+            return "not verified yet"
+        if self._on_progress is not None:
+            self._on_progress(f"verifying {entry.name}")
+        report = self._report(entry.path)
+        if report.gone:
+            raise CheckpointGone("the checkpoint is not there any more", where=str(entry.path))
+        return "; ".join(report.faults)
+
+    def _report(self, path: Path) -> Report:
+        known = self._reports.get((path, stat_signature(path)))
+        if known is None:
+            known = check(path, uncached=True)
+            self._reports[path, known.stat_signature] = known
+        return known
+
+
+def _steadily(root: Root, run: str, ask: Callable[[Series], Checkpoint | None]) -> Checkpoint | None:
+    """Ask again, of the run as it is then, when retention took a checkpoint while it was read."""
+    for _ in range(_TRIES):
+        with contextlib.suppress(CheckpointGone):
+            return ask(read_series(root, run))
+    raise CheckpointGone("checkpoints keep vanishing while they are read", where=str(root.run_dir(run)))
+
+
+def _latest(series: Series, proof: _Proof) -> Checkpoint | None:
+    found = _newest(series, candidates(series), proof)
+    if found is None and proof.wait and series.entries:
+        raise NoValidCheckpoint(
+            "all checkpoints are abandoned", where=str(series.run_dir), todo="see ckptd list"
+        )
+    return found
+
+
+def _newest(series: Series, entries: list[Entry], proof: _Proof) -> Checkpoint | None:
+    """The first of the entries that is valid."""
+    passed: list[PassedOver] = []
+    for entry in entries:
+        fault = proof.fault(entry)
+        if not fault:
+            return _answer(series, entry, tuple(passed))
+        passed.append(PassedOver(entry.name, fault))
+    if passed and proof.wait:
+        raise NoValidCheckpoint(
+            "every checkpoint fails its checks", where=str(series.run_dir),
+            seen="; ".join(f"{each.name}: {each.reason}" for each in passed),
+            todo="look at the disk; a checkpoint of another line or run can be restored by name",
+        )  # fmt: skip
+    return None
+
+
+def _answer(series: Series, entry: Entry, passed: tuple[PassedOver, ...] | None = None) -> Checkpoint:
+    index = entry.index
+    if index is None:
+        raise NothingThere("no index", where=str(entry.path))
+    return Checkpoint(
+        path=entry.path, name=entry.name, run=series.run, step=index.step, sequence=index.sequence,
+        saved_at=index.saved_at, metrics=dict(index.metrics),
+        verified=entry.verified or passed is not None, passed_over=passed or (),
+    )  # fmt: skip
+
+
+def _opened(root: AnyRoot) -> Root | None:
+    """The root for reading; None when there is no such folder."""
+    if isinstance(root, Root):
+        return root
+    if not os.path.lexists(root):
+        return None
+    return Root.for_reading(root)
+
+
+def _metric(entry: Entry, metric: str) -> float:
+    if entry.index is None or entry.status != "committed":
+        return math.nan
+    return entry.index.metrics.get(metric, math.nan)
+
+
+def _wanted_step(selector: str) -> tuple[int, int | None] | None:
+    """(step, repeat or None for any) of "1200", "1200.2" or a folder's name."""
+    if match := _STEP.fullmatch(selector):
+        return int(match[1]), int(match[2]) if match[2] else None
+    return parse_step_folder(selector)
+
+
+def _is_run(name: str, path: Path) -> bool:
+    try:
+        check_run_name(name)
+        with os.scandir(path) as inside:
+            return any(
+                each.name in (DECISIONS_DIR, INDEX_FILE) or parse_step_folder(each.name) is not None
+                for each in inside
+            )
+    except (InvalidArgument, OSError):
+        return False

@@ -1,0 +1,273 @@
+"""What is on disk of a run: every checkpoint folder with its state, its place in the order and on the line.
+
+Reading works without a daemon and beside one: folders come, go and are renamed meanwhile. A listing taken
+during a rename can show neither the old name nor the new one, so a run is listed until two listings agree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from ckptd.disk.decisions import Decisions, read_decisions
+from ckptd.disk.folder_files import open_folder
+from ckptd.disk.index_files import files_of
+from ckptd.disk.lineage import Line, Position, line_of, next_position
+from ckptd.disk.rootdir import Root
+from ckptd.disk.run_index import RunIndex, read_run_index
+from ckptd.disk.verification import stat_signature
+from ckptd.errors import CorruptCheckpoint
+from ckptd.format.records import CheckpointIndex, read_index
+from ckptd.names import (
+    QUARANTINE_DIR,
+    parse_quarantine_folder,
+    parse_step_folder,
+    parse_work_folder,
+)
+from ckptd.snapshot.descriptor import Descriptor
+
+Status = Literal["committed", "incomplete", "corrupt"]
+
+_MAX_LISTINGS: Final = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One checkpoint folder.
+
+    Attributes:
+        name, path: The folder.
+        step, repeat: From its name.
+        index: Its index; None when that can't be read.
+        status: "committed": its index is right and its files are there (their hashes are another matter);
+            "incomplete": the index or a file is missing; "corrupt": the index is wrong.
+        reason: Why it isn't committed; "" when it is.
+        own: It belongs to this run, by its run_id; False also when that can't be told.
+        on_line: It is on the line that ends at the head, or nobody can tell.
+        verified: The run's index has a mark for exactly these files.
+    """
+
+    name: str
+    path: Path
+    step: int
+    repeat: int
+    index: CheckpointIndex | None
+    status: Status
+    reason: str = ""
+    own: bool = False
+    on_line: bool = True
+    verified: bool = False
+
+    @property
+    def sequence(self) -> int | None:
+        """Its place in the run's order; None when its index can't be read."""
+        return self.index.sequence if self.index else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """A run as it was on disk at one moment.
+
+    Attributes:
+        run: Its name.
+        run_id: Its id: from its birth, else that of the highest sequence; "" when there is neither.
+        run_dir: Its folder; may not exist.
+        entries: By sequence; those without one where their step would be.
+        decisions: All of them.
+        line: The line that ends at the head.
+        known_sequences: Seen in folders, temp, trash, quarantine, decisions.
+        next_sequence: One more than those and what the run's index knows. Slots may know higher ones.
+    """
+
+    run: str
+    run_id: str
+    run_dir: Path
+    entries: tuple[Entry, ...]
+    decisions: Decisions
+    line: Line
+    known_sequences: frozenset[int]
+    next_sequence: int
+
+    @property
+    def own(self) -> list[CheckpointIndex]:
+        """Indexes of the run's own checkpoints."""
+        return [entry.index for entry in self.entries if entry.own and entry.index is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The names in a run's folder that mean something; every other name is nobody's of ours."""
+
+    steps: frozenset[str] = frozenset()
+    temp: frozenset[int] = frozenset()
+    moved: frozenset[int] = frozenset()  #: sequences in trash and quarantine
+
+
+def read_series(root: Root, run: str) -> Series:
+    """Read a run from disk. A run without a folder is empty.
+
+    Raises:
+        InvalidArgument: Not a run name.
+        OSError: The folder is there and can't be read.
+    """
+    run_dir = root.run_dir(run)
+    # A fork is recorded before its checkpoint: decisions read after the listing know those of all listed.
+    listing, read = _read_steadily(run_dir)
+    decisions = read_decisions(run_dir)
+    cache = read_run_index(run_dir) or RunIndex(run=run)
+    run_id = decisions.birth_run_id or _id_of_highest(read)
+    read = [replace(entry, own=entry.index is not None and entry.index.run_id == run_id) for entry in read]
+    own = [entry.index for entry in read if entry.own and entry.index is not None]
+    unreadable = {entry.name for entry in read if entry.index is None}
+    line = line_of(own, decisions.forks, listing.moved, unreadable)
+    known = frozenset(
+        {entry.index.sequence for entry in read if entry.index is not None}
+        | listing.temp | listing.moved | {fork.sequence for fork in decisions.forks}
+    )  # fmt: skip
+    highest = max([0, decisions.highest_sequence, cache.highest_sequence, *known])
+    return Series(
+        run=run, run_id=run_id, run_dir=run_dir,
+        entries=tuple(_placed(read, line, cache)), decisions=decisions,
+        line=line, known_sequences=known, next_sequence=highest + 1,
+    )  # fmt: skip
+
+
+def list_run(run_dir: Path) -> Listing:
+    """One look at a run's folder; no folder is an empty one."""
+    steps, temp, moved = set[str](), set[int](), set[int]()
+    for name, is_folder in _names(run_dir):
+        if is_folder and parse_step_folder(name) is not None:
+            steps.add(name)
+        elif work := parse_work_folder(name):
+            (temp if work[0] == "tmp" else moved).add(work[1])
+    for name, _ in _names(run_dir / QUARANTINE_DIR):
+        if held := parse_quarantine_folder(name):
+            moved.add(held[1])
+    return Listing(frozenset(steps), frozenset(temp), frozenset(moved))
+
+
+def position_after(series: Series, descriptor: Descriptor, sequence: int, *, run_id: str) -> Position:
+    """Where a client's next snapshot goes, as `sequence`."""
+    return next_position(
+        series.own, series.decisions.forks, series.line, series.known_sequences,
+        run_id=run_id, sequence=sequence, client_id=descriptor.client_id,
+        base_sequence=descriptor.base_sequence, base_snapshot=descriptor.base_snapshot,
+    )  # fmt: skip
+
+
+def candidates(series: Series) -> list[Entry]:
+    """What the latest may be, newest first: the run's own on the line, else, when it has none, foreign ones.
+
+    Incomplete and corrupt ones are among them, so that they can be said to be passed over.
+    """
+    line = [entry for entry in reversed(series.entries) if entry.on_line]
+    if any(entry.own for entry in line):
+        return [entry for entry in line if entry.own or entry.index is None]
+    return line
+
+
+def _names(folder: Path) -> list[tuple[str, bool]]:
+    try:
+        with os.scandir(folder) as found:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _read_steadily(run_dir: Path) -> tuple[Listing, list[Entry]]:
+    """List until two listings, one begun after the other ended, show the same; read it in between."""
+    before = list_run(run_dir)
+    known: dict[str, Entry] = {}
+    for _ in range(_MAX_LISTINGS):
+        read = {name: known.get(name) or _read_entry(run_dir / name) for name in before.steps}
+        known = {name: entry for name, entry in read.items() if entry is not None}
+        after = list_run(run_dir)
+        if after.steps == before.steps:
+            break
+        before = after
+    # Under a storm of renames the last listing is still one that a rename finished before.
+    return before, [entry for name, entry in known.items() if name in before.steps]
+
+
+def _read_entry(path: Path) -> Entry | None:
+    """None when the folder is gone again."""
+    step, repeat = parse_step_folder(path.name) or (0, 0)
+
+    def entry(status: Status, reason: str, index: CheckpointIndex | None = None) -> Entry:
+        return Entry(
+            name=path.name, path=path, step=step, repeat=repeat, index=index, status=status, reason=reason
+        )
+
+    try:
+        folder = open_folder(path)
+    except FileNotFoundError:
+        return None
+    except PermissionError as error:
+        return entry("incomplete", f"can't be opened: {error.strerror}")
+    try:
+        index = read_index(folder, where=str(path))
+        if index.step != step:
+            return entry("corrupt", f"its index says step {index.step}", index)
+        missing = _missing(folder, index)
+        return entry("incomplete", missing, index) if missing else entry("committed", "", index)
+    except FileNotFoundError:
+        return entry("incomplete", "index.json is missing")
+    except CorruptCheckpoint as error:
+        return entry("corrupt", str(error).removeprefix(f"{path}/"))
+    except OSError as error:
+        return entry("corrupt", f"index.json can't be read: {error.strerror}")
+    finally:
+        os.close(folder)
+
+
+def _missing(folder: int, index: CheckpointIndex) -> str:
+    """What a look at names and sizes finds wrong; "" for nothing."""
+    for file in files_of(index):
+        try:
+            seen = os.lstat(file.path, dir_fd=folder).st_size
+        except OSError:
+            return f"{file.path} is missing"
+        if seen != file.bytes:
+            return f"{file.path} has {seen} bytes, wanted {file.bytes}"
+    return ""
+
+
+def _id_of_highest(entries: Iterable[Entry]) -> str:
+    indexes = [entry.index for entry in entries if entry.index is not None]
+    return max(indexes, key=lambda index: index.sequence).run_id if indexes else ""
+
+
+def _placed(entries: list[Entry], line: Line, cache: RunIndex) -> list[Entry]:
+    """In order, with line and marks."""
+    marks = {mark.name: mark for mark in cache.marks}
+    foreign_line = line_of([e.index for e in entries if e.index is not None and not e.own], (), (), ())
+    placed = []
+    for entry in _in_order(entries, cache):
+        on_line = entry.index is None or entry.index.sequence in (line if entry.own else foreign_line)
+        verified = False
+        if (
+            (mark := marks.get(entry.name)) is not None
+            and entry.index is not None
+            and entry.status == "committed"
+        ):
+            named = (mark.sequence, mark.index_sha256) == (entry.index.sequence, entry.index.index_sha256)
+            verified = named and mark.stat_signature == stat_signature(entry.path)
+        placed.append(replace(entry, on_line=on_line, verified=verified))
+    return placed
+
+
+def _in_order(entries: list[Entry], cache: RunIndex) -> list[Entry]:
+    """By sequence. Those that have none are never chosen; they go where the cache or their step puts them."""
+    hints = {summary.name: summary.sequence for summary in cache.checkpoints}
+    known = [(entry.step, entry.index.sequence) for entry in entries if entry.index is not None]
+
+    def key(entry: Entry) -> tuple[int, int, int, int]:
+        if entry.index is not None:
+            return entry.index.sequence, 0, entry.step, entry.repeat
+        guess = max((sequence for step, sequence in known if step <= entry.step), default=-1)
+        return hints.get(entry.name, guess), 1, entry.step, entry.repeat
+
+    return sorted(entries, key=key)

@@ -1,0 +1,92 @@
+"""The settings of a client, checked before anything is touched."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Final, Literal
+
+from ckptd.errors import InvalidArgument
+from ckptd.limits import MAX_SLOTS_PER_CLIENT
+from ckptd.loop.cadence import Cadence
+from ckptd.snapshot.descriptor import Sharding
+
+__all__ = ["ClientOptions", "DaemonChoice", "OnBusy", "OnError"]
+
+DaemonChoice = Literal["auto", "attach", "off"]
+OnBusy = Literal["wait", "skip"]
+OnError = Literal["warn", "raise"]
+
+#: maybe_snapshot() without a cadence: every ten minutes, and after the first step of a fresh run.
+DEFAULT_CADENCE: Final = Cadence(every_s=600.0)
+
+_CHOICES: Final = {
+    "daemon": ("auto", "attach", "off"),
+    "on_busy": ("wait", "skip"),
+    "on_error": ("warn", "raise"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientOptions:
+    """How a Client saves.
+
+    Attributes:
+        daemon: "auto" uses the root's daemon and starts one when there is none; "attach" insists on a running
+            one; "off" saves in this process, under the root's lock, before snapshot() returns, and without
+            retention.
+        cadence: When maybe_snapshot() saves. None: every ten minutes, and after the first step of a run that
+            has no checkpoint.
+        slots: Snapshots that can be under way at once, 1 or 2. Each takes the size of the state in /dev/shm.
+        on_busy: What snapshot() does while all slots are still being written: "wait" for one, at most
+            busy_timeout_s, or "skip" this snapshot at once. A skipped one is reported.
+        on_error: "warn" reports a failed snapshot as a CheckpointWarning at the next call, and raises only
+            once nothing was committed for max_unsaved_s; "raise" raises it at the next call.
+        sharding: How the tensors are divided into files.
+        busy_timeout_s: Bound of snapshot()'s wait for a slot, and of restore()'s wait for snapshots of an
+            earlier client. After a wait in which the daemon said nothing at all, the next snapshots wait at
+            most one second until it is heard again.
+        start_timeout_s: Bound for a daemon to start and answer; also how long snapshot() and close() look for
+            one that is gone.
+        close_timeout_s: Bound of close(), and of the wait at the end of the script, for the last snapshots to
+            be durable. What isn't by then is reported; it stays in shared memory, and a daemon writes it.
+        max_unsaved_s: Failures are warnings until nothing was committed for so long.
+    """
+
+    daemon: DaemonChoice = "auto"
+    cadence: Cadence | None = None
+    slots: int = 2
+    on_busy: OnBusy = "wait"
+    on_error: OnError = "warn"
+    sharding: Sharding = field(default_factory=Sharding)
+    busy_timeout_s: float = 300.0
+    start_timeout_s: float = 30.0
+    close_timeout_s: float = 120.0
+    max_unsaved_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise _wrong(name, getattr(self, name), " or ".join(map(repr, choices)))
+        if isinstance(self.slots, bool) or self.slots not in range(1, MAX_SLOTS_PER_CLIENT + 1):
+            raise _wrong("slots", self.slots, f"1 to {MAX_SLOTS_PER_CLIENT}")
+        if not isinstance(self.sharding, Sharding):
+            raise _wrong("sharding", self.sharding, "a ckptd.Sharding")
+        if self.cadence is not None and not isinstance(self.cadence, Cadence):
+            raise _wrong("cadence", self.cadence, "a ckptd.Cadence or None")
+        for one in fields(self):
+            if one.name.endswith("_s"):
+                check_bound(one.name, getattr(self, one.name))
+
+
+def check_bound(name: str, value: object) -> float:
+    """Return value (seconds, 0 or more, finite) as a float, or raise InvalidArgument."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _wrong(name, value, "a number of seconds")
+    if not math.isfinite(value) or value < 0:
+        raise _wrong(name, value, "a finite number of seconds, 0 or more: nothing here waits without a bound")
+    return float(value)
+
+
+def _wrong(name: str, seen: object, wanted: str) -> InvalidArgument:
+    return InvalidArgument("not a setting of a client", where=name, seen=repr(seen)[:200], wanted=wanted)

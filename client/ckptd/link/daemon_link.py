@@ -1,0 +1,189 @@
+"""One client's dealings with the daemon, one short look at a time: slots, pushes, notices, attaching again.
+
+Nothing here waits for long; ckptd.link.daemon_writer makes the waits out of looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any, Final
+
+from ckptd.disk.rootdir import Root
+from ckptd.errors import CkptdError, NoDaemon, ProtocolError
+from ckptd.link import wire
+from ckptd.link.failures import Failures
+from ckptd.link.outbox import Outbox
+from ckptd.link.session import DaemonMode, Session
+from ckptd.link.staging import Payload, SlotSet, Staged, fill
+from ckptd.link.wire import Accepted, Drained, Notice, Refused, Reserved, StatusReply
+from ckptd.snapshot.slots import Slot
+
+__all__ = ["ANSWER_S", "DaemonLink"]
+
+ANSWER_S: Final = 10.0  #: bound of one short request
+
+_CHECK_EVERY_S: Final = 0.5  # how often a look in passing makes sure that the daemon lives
+
+
+class DaemonLink:
+    """Not safe for use by several threads at once.
+
+    Attributes:
+        session: The attachment.
+        outbox: What is on its way.
+    """
+
+    def __init__(
+        self, root: Root, run: str, client_id: str, *, mode: DaemonMode, slots: int, failures: Failures
+    ) -> None:
+        self.owner = (client_id, run)
+        self.session = Session(root, run, client_id, mode)
+        self.outbox = Outbox(client_id, root.run_dir(run), failures)
+        self._slots, self._wanted, self._slot_bytes = SlotSet(client_id, run), slots, 0
+        self._epoch, self._checked_at, self.asked_at = 0, 0.0, 0.0
+        self._pushes: dict[int, int] = {}  # message → snapshot, until it is answered
+        self._drained: dict[int, int] = {}  # message → how many failed
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    def look(self, timeout_s: float) -> None:
+        """Take in what has arrived, waiting up to `timeout_s` for the first; attach again if need be."""
+        now = time.monotonic()
+        if not self.session.connected:
+            self.session.attach(0.0)
+        elif now - self._checked_at > _CHECK_EVERY_S:
+            self._checked_at = now
+            self.session.check()
+        self.greet()
+        for reply in self.session.poll(timeout_s):
+            self._take(reply)
+        if timeout_s > 0 and not self.session.connected:
+            time.sleep(timeout_s)
+
+    def greet(self) -> None:
+        """After an attachment: take this daemon's slots, and ask it about what is on its way."""
+        attached = self.session.attached
+        if attached is None or self.session.epoch == self._epoch:
+            return
+        self._epoch = self.session.epoch
+        self._pushes.clear()
+        self._drained.clear()
+        held = [staged.slot for staged in self.outbox.staged]
+        self._slots.update(attached.slot_dir, attached.slots, keep=held)
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """Ask what became of every snapshot on its way, and of those that may be verified by now."""
+        self.asked_at = time.monotonic()
+        for ticket in [*(staged.ticket for staged in self.outbox.staged), *self.outbox.watched()]:
+            self.session.send(wire.Resolve(id=0, client_id=self.owner[0], snapshot=ticket.snapshot))
+
+    def _take(self, reply: wire.Reply) -> None:
+        if isinstance(reply, Notice):
+            again = self.outbox.take(reply, time.monotonic())
+            if again is not None:
+                self._push_again(again)
+        elif isinstance(reply, Accepted):
+            self.outbox.accepted(reply)
+        elif isinstance(reply, Drained):
+            self._drained[reply.id] = reply.failed
+        elif isinstance(reply, Refused) and reply.id in self._pushes:
+            self.outbox.refused(self._pushes[reply.id], reply.error.exception())
+        self._pushes.pop(reply.id, None)
+
+    # --- slots -----------------------------------------------------------------------------------
+
+    def reserve(self, size: int, timeout_s: float) -> None:
+        """Have the slots made, mapped and touched. Raises what Session.ask raises (SharedMemoryTooSmall)."""
+        self._slots.let_go_below(size)
+        self._slot_bytes = max(size, self._slot_bytes)
+        request = wire.Reserve(id=0, client_id=self.owner[0], slot_bytes=self._slot_bytes, slots=self._wanted)
+        try:
+            infos = self.session.ask(request, Reserved, timeout_s).slots
+        except BaseException:
+            self._slot_bytes = 0
+            raise
+        slot_dir = self.session.attached.slot_dir if self.session.attached is not None else ""
+        self._slots.update(slot_dir, infos, keep=[staged.slot for staged in self.outbox.staged])
+
+    def find_free(self, size: int) -> Slot | None:
+        return self._slots.find_free(size)
+
+    def must_grow(self, size: int) -> bool:
+        """Whether the daemon has a slot to make before one of `size` bytes can come free."""
+        return self._slots.must_grow(size, self._wanted)
+
+    # --- pushing ---------------------------------------------------------------------------------
+
+    def push(self, staged: Staged) -> None:
+        """Tell the daemon of a sealed slot. When that fails, the next attachment asks and pushes again."""
+        number = self.session.send(
+            wire.Push(
+                id=0, client_id=self.owner[0], slot=staged.slot.name,
+                generation=staged.generation, snapshot=staged.ticket.snapshot,
+            )
+        )  # fmt: skip
+        if number is not None:
+            self._pushes[number] = staged.ticket.snapshot
+
+    def _push_again(self, staged: Staged) -> None:
+        if staged.slot not in self._slots:
+            # The daemon has this slot no more, but its memory is still mapped here: it moves to another one.
+            with contextlib.suppress(CkptdError):
+                self._move(staged)
+        if staged.slot in self._slots:
+            self.push(staged)
+
+    def _move(self, staged: Staged) -> None:
+        old, size = staged.slot, staged.slot.capacity
+        header, descriptor = old.header(), old.descriptor()
+        if self.find_free(size) is None and self.must_grow(size):
+            self.reserve(size, ANSWER_S)
+        new = self.find_free(size)
+        if new is None:
+            raise ProtocolError("no free slot to move the snapshot to")
+
+        def copy(target: memoryview) -> None:
+            target[:] = old.data[: header.data_bytes]
+
+        payload = Payload(copy, header.data_bytes, descriptor)
+        staged.generation = fill(new, self.owner, staged.ticket.snapshot, payload)
+        staged.slot = new
+        old.close()
+
+    # --- questions -------------------------------------------------------------------------------
+
+    def ask_drained(self, *, verified: bool) -> tuple[int, int] | None:
+        """Send the question; its token, or None when it couldn't be sent."""
+        number = self.session.send(wire.Drain(id=0, run=self.owner[1], verified=verified))
+        return None if number is None else (self._epoch, number)
+
+    def is_void(self, token: tuple[int, int] | None) -> bool:
+        """Whether the question must be asked (again): it was lost with the daemon it was put to."""
+        return token is None or token[0] != self._epoch or not self.session.connected
+
+    def drained(self, token: tuple[int, int] | None) -> int | None:
+        """The answer: how many failed; None while there is none."""
+        return None if token is None or token[0] != self._epoch else self._drained.get(token[1])
+
+    def status(self) -> dict[str, Any]:
+        """The daemon's own account."""
+        return self.session.ask(wire.Status(id=0), StatusReply, ANSWER_S).data
+
+    def detach(self, timeout_s: float) -> None:
+        """Say goodbye if somebody listens."""
+        with contextlib.suppress(CkptdError):
+            if self.session.connected:
+                self.session.ask(wire.Detach(id=0, client_id=self.owner[0]), wire.Done, timeout_s)
+
+    def no_daemon(self) -> CkptdError:
+        """Why it isn't attached."""
+        return self.session.trouble or NoDaemon("not attached to a daemon")
+
+    def close(self) -> None:
+        """Let go of everything without a word. What is sealed stays sealed."""
+        self.session.close()
+        self._slots.close()
+        for staged in self.outbox.staged:
+            staged.slot.close()

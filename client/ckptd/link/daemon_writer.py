@@ -1,0 +1,238 @@
+"""Saving through the daemon: slots are filled here and written there.
+
+Every wait is a loop of short looks at the socket, in the caller's own thread, up to a bound. A daemon that
+died is replaced (mode "auto") or looked for again; what lies sealed in a slot meanwhile is safe there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from ckptd.disk.rootdir import Root
+from ckptd.errors import CkptdError, ClientClosed, RunTaken, TimedOut
+from ckptd.link.daemon_link import ANSWER_S, DaemonLink
+from ckptd.link.failures import Failures
+from ckptd.link.session import DaemonMode
+from ckptd.link.staging import Payload, Staged, fill
+from ckptd.link.ticket import Ticket
+from ckptd.snapshot.slots import Slot
+
+__all__ = ["DaemonWriter"]
+
+_SLICE_S: Final = 0.05  # how long one look waits
+_SILENCE_S: Final = 5.0  # a wait asks again after so long without news: a notice may have been lost
+_NO_NEWS_S: Final = 1.0  # bound of a snapshot's wait after one in which the daemon said nothing at all
+_GROW_EVERY_S: Final = 1.0  # a daemon whose slots don't fit isn't asked more often than this
+
+
+class DaemonWriter:
+    """The part of a client that talks to the daemon. Each public method takes `lock`.
+
+    Args:
+        root: The root.
+        run: The run's name.
+        client_id: 32 hex digits.
+        mode: Whether it may start a daemon.
+        slots: How many slots to have.
+        failures: Where failures of snapshots are entered.
+        start_timeout_s: Bound for a daemon to come up. A snapshot or close() waits no longer than this for
+            a daemon that is gone.
+    """
+
+    def __init__(
+        self, root: Root, run: str, client_id: str, *,
+        mode: DaemonMode, slots: int, failures: Failures, start_timeout_s: float,
+    ) -> None:  # fmt: skip
+        self.lock = threading.RLock()
+        self._failures, self._start_timeout_s = failures, start_timeout_s
+        self._link = DaemonLink(root, run, client_id, mode=mode, slots=slots, failures=failures)
+        self._silent_at: float | None = None
+        self._abandoned = False
+
+    def open(self) -> None:
+        """Attach for the first time; raises what Session.open raises."""
+        with self.lock:
+            self._link.session.open(self._start_timeout_s)
+            self._link.greet()
+
+    @property
+    def run_id(self) -> str:
+        attached = self._link.session.attached
+        return attached.run_id if attached is not None else ""
+
+    # --- snapshots -------------------------------------------------------------------------------
+
+    def reserve(self, size: int) -> None:
+        """Have the slots of at least `size` bytes made, mapped and touched.
+
+        Raises:
+            SharedMemoryTooSmall: They don't fit; nothing was made.
+            NoDaemon, TimedOut: No daemon answers.
+        """
+        deadline = time.monotonic() + self._start_timeout_s
+        with self.lock:
+            self._link.look(0.0)
+            if not self._link.session.attach(self._start_timeout_s):
+                raise self._link.no_daemon()
+            self._link.greet()
+            self._link.reserve(size, max(_NO_NEWS_S, deadline - time.monotonic()))
+
+    def submit(self, ticket: Ticket, payload: Payload, *, busy_timeout_s: float) -> None:
+        """Copy a snapshot into a slot, seal it, tell the daemon. From here on it survives this process.
+
+        Raises:
+            TimedOut, NoDaemon: No slot came free within the bound. Nothing was taken.
+            SharedMemoryTooSmall: No slot can be large enough. Nothing was taken.
+        """
+        with self.lock:
+            slot = self._obtain(payload.size, busy_timeout_s)
+            generation = fill(slot, self._link.owner, ticket.snapshot, payload)
+            staged = Staged(ticket, slot, generation)
+            self._link.outbox.add(staged)
+            self._link.push(staged)
+
+    def look(self) -> None:
+        """Take in what has arrived, attach again if need be; waits for next to nothing."""
+        with self.lock:
+            if not self._abandoned:
+                self._link.look(0.0)
+
+    def _obtain(self, size: int, timeout_s: float) -> Slot:
+        """A free slot of at least `size` bytes."""
+        link, started = self._link, time.monotonic()
+        if self._silent_at is not None and link.session.last_heard <= self._silent_at:
+            # The bound is paid once per silence, not at every snapshot.
+            timeout_s = min(timeout_s, _NO_NEWS_S)
+        grow_at = started
+        link.look(0.0)
+        while (slot := link.find_free(size)) is None:
+            now = time.monotonic()
+            left_s = max(0.0, started + timeout_s - now)
+            if not link.session.connected:
+                link.session.attach(min(left_s, self._start_timeout_s))
+                link.greet()
+            elif now >= grow_at and link.must_grow(size):
+                grow_at = now + _GROW_EVERY_S
+                link.reserve(size, max(left_s, _NO_NEWS_S))
+                continue
+            self._check_busy(started, timeout_s)
+            link.look(min(_SLICE_S, left_s))
+        self._silent_at = None
+        return slot
+
+    def _check_busy(self, started: float, timeout_s: float) -> None:
+        link, now = self._link, time.monotonic()
+        if not link.session.connected and now - started >= min(timeout_s, self._start_timeout_s):
+            raise link.no_daemon()
+        if now - started < timeout_s:
+            return
+        if timeout_s > 0 and link.session.last_heard < started:
+            self._silent_at = now
+        raise TimedOut(
+            f"no slot came free within {timeout_s:.3g} s",
+            seen=f"{len(link.outbox)} snapshots still to be written",
+            todo="save less often, or look at the daemon with: ckptd status",
+        )  # fmt: skip
+
+    # --- waiting ---------------------------------------------------------------------------------
+
+    def wait_for(self, ticket: Ticket, state: str, timeout_s: float) -> None:
+        """Return when the ticket has reached `state` or can't any more. Raises TimedOut, RunTaken."""
+        self._wait(
+            lambda: ticket.has_reached(state) or ticket.cannot_reach(state), timeout_s, f"step {ticket.step}"
+        )
+
+    def was_told(self, ticket: Ticket) -> None:
+        self._failures.was_told(ticket.snapshot)
+
+    def wait_all(self, timeout_s: float, *, no_daemon_s: float | None = None) -> None:
+        """Return when every snapshot of this client is committed or lost.
+
+        Raises:
+            TimedOut: Not within the bound.
+            NoDaemon: With no_daemon_s: no daemon was there for so long.
+            RunTaken: Another client has the run now.
+        """
+        self._wait(lambda: not self._link.outbox, timeout_s, "the snapshots to be committed", no_daemon_s)
+
+    def drain(self, timeout_s: float, *, verified: bool = False) -> int:
+        """Wait for everything of this run, earlier clients' snapshots too; returns how many failed."""
+        token: tuple[int, int] | None = None
+
+        def done() -> bool:
+            nonlocal token
+            if self._link.is_void(token):
+                token = self._link.ask_drained(verified=verified)
+            return self._link.drained(token) is not None and not self._link.outbox
+
+        self._wait(done, timeout_s, "the run to be drained")
+        return self._link.drained(token) or 0
+
+    def await_earlier(self, timeout_s: float) -> int:
+        """Wait until no snapshot of this or an earlier client is on its way; returns how many failed."""
+        with self.lock:
+            self._link.look(0.0)
+            attached = self._link.session.attached
+            pending = bool(self._link.outbox) or (attached is not None and attached.pending > 0)
+        return self.drain(timeout_s) if pending else 0
+
+    def status(self) -> dict[str, Any]:
+        """The daemon's own account, as `ckptd status --json` prints it. Raises NoDaemon, TimedOut."""
+        with self.lock:
+            self._link.look(0.0)
+            return self._link.status()
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for what is staged, leave, let go of the slots. What isn't done in time is entered as unknown.
+
+        Never raises for a daemon that is gone or silent, and takes little more than `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self.lock:
+            try:
+                self.wait_all(timeout_s, no_daemon_s=min(timeout_s, self._start_timeout_s))
+            except CkptdError as error:
+                self._link.outbox.give_up(error)
+            self._link.detach(min(ANSWER_S, max(0.5, deadline - time.monotonic())))
+            self._link.close()
+
+    def abandon(self) -> None:
+        """In a forked child all of this is the parent's; a lock held at the fork would be held for ever."""
+        self.lock, self._abandoned = threading.RLock(), True
+
+    def _wait(
+        self, done: Callable[[], bool], timeout_s: float, what: str, no_daemon_s: float | None = None
+    ) -> None:
+        if self._abandoned:
+            raise ClientClosed("the client belongs to the parent of this forked process", todo="wait there")
+        started = time.monotonic()
+        # The lock is free between two looks: another thread's call waits for one slice at most.
+        while True:
+            with self.lock:
+                self._link.look(max(0.0, min(_SLICE_S, started + timeout_s - time.monotonic())))
+                if done():
+                    return
+                self._check_wait(started, timeout_s, what, no_daemon_s)
+
+    def _check_wait(self, started: float, timeout_s: float, what: str, no_daemon_s: float | None) -> None:
+        link, now = self._link, time.monotonic()
+        if now - max(started, link.session.last_heard, link.asked_at) > _SILENCE_S:
+            link.ask_again()
+        if not link.session.connected:
+            over = no_daemon_s is not None and now - started >= no_daemon_s
+            if over or isinstance(link.session.trouble, RunTaken):
+                raise link.no_daemon()
+        if now - started >= timeout_s:
+            raise TimedOut(
+                f"waited {timeout_s:.3g} s for {what}", seen=self._state_of_things(),
+                todo="what is staged stays in shared memory, and a daemon writes it; see: ckptd status",
+            )  # fmt: skip
+
+    def _state_of_things(self) -> str:
+        count = len(self._link.outbox)
+        if not self._link.session.connected:
+            return f"no daemon ({self._link.no_daemon()})"
+        return f"{count} snapshot{'' if count == 1 else 's'} of this client still on the way"

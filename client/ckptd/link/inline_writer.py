@@ -1,0 +1,206 @@
+"""Saving without a daemon: each snapshot is committed before snapshot() returns, under the root's lock.
+
+The same series, lines and write order as the daemon's; no retention and no verifier.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Iterator
+from typing import Any, Final
+
+from ckptd.disk import durable
+from ckptd.disk.commit import commit_snapshot
+from ckptd.disk.decisions import read_decisions, write_birth
+from ckptd.disk.lineage import Position
+from ckptd.disk.lock import RootLock
+from ckptd.disk.rootdir import Root
+from ckptd.disk.series_entries import position_after, read_series
+from ckptd.errors import CkptdError, NoSpace, OutcomeUnknown, ProtocolError, RootLocked, SaveFailed
+from ckptd.limits import PAGE_ALIGNMENT
+from ckptd.link.failures import Failure, Failures, warn
+from ckptd.link.staging import Payload
+from ckptd.link.ticket import Ticket
+from ckptd.names import parse_work_folder
+from ckptd.snapshot.descriptor import Descriptor
+from ckptd.snapshot.descriptor_codec import decode
+from ckptd.snapshot.slots import Slot, SlotHeader, SlotState
+
+__all__ = ["InlineWriter"]
+
+_LEAVING_WRITER_S: Final = 1.0
+_LOOK_EVERY_S: Final = 0.05
+_IN_USE: Final = (SlotState.SEALED, SlotState.WRITING)
+
+
+class InlineWriter:
+    """Holds the root's lock from open() to close(). Same public methods as DaemonWriter."""
+
+    def __init__(self, root: Root, run: str, client_id: str, *, failures: Failures) -> None:
+        self.lock = threading.RLock()
+        self.run_id = ""
+        self._root, self._run, self._client_id, self._failures = root, run, client_id, failures
+        self._root_lock = RootLock(root)
+        self._buffer = mmap.mmap(-1, PAGE_ALIGNMENT)
+        self._highest_in_slots = 0
+
+    def open(self) -> None:
+        """Take the lock; clear away what a killed writer left; find or give the run's id.
+
+        Raises:
+            RootLocked: A daemon or another client writes to this root.
+            BadRoot: The root can't be used.
+        """
+        self._lock_root()
+        try:
+            run_dir = self._root.run_dir(self._run)
+            durable.make_dirs(run_dir)
+            for entry in list(run_dir.iterdir()):
+                if parse_work_folder(entry.name) is not None:
+                    durable.remove_tree(entry)
+            self.run_id = read_series(self._root, self._run).run_id or uuid.uuid4().hex
+            if read_decisions(run_dir).birth_run_id is None:
+                write_birth(run_dir, self.run_id)
+            self._look_into_slots()
+        except OSError as error:
+            self._root_lock.release()
+            raise SaveFailed("the run can't be opened", where=self._run, seen=str(error)) from error
+        except BaseException:
+            self._root_lock.release()
+            raise
+
+    def _lock_root(self) -> None:
+        """A writer that was killed holds the lock until its last thread is gone: a moment is given to it."""
+        deadline = time.monotonic() + _LEAVING_WRITER_S
+        while True:
+            try:
+                return self._root_lock.acquire()
+            except RootLocked:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_LOOK_EVERY_S)
+
+    def reserve(self, size: int) -> None:
+        """Have private memory of `size` bytes, touched."""
+        if len(self._buffer) < size:
+            self._unmap()
+            self._buffer = mmap.mmap(-1, size)
+            self._buffer.madvise(mmap.MADV_WILLNEED)
+
+    def submit(self, ticket: Ticket, payload: Payload, *, busy_timeout_s: float) -> None:
+        """Copy and commit; failures are entered and the ticket says so. There is nothing to wait for."""
+        with self.lock:
+            self.reserve(payload.size)
+            with memoryview(self._buffer) as memory:
+                payload.copy(memory[: payload.data_bytes])
+                self._commit(ticket, decode(payload.descriptor), memory[: payload.data_bytes])
+
+    def _commit(self, ticket: Ticket, descriptor: Descriptor, data: memoryview) -> None:
+        ticket.become("writing")
+        try:
+            position = self._position(descriptor)
+            ticket.sequence = position.sequence
+            done = commit_snapshot(self._root.run_dir(self._run), descriptor, data, position)
+        except (NoSpace, SaveFailed, OutcomeUnknown) as error:
+            _forget_frames(error)
+            ticket.become("unknown" if isinstance(error, OutcomeUnknown) else "failed", error=error)
+            self._failures.failed(Failure(ticket.snapshot, ticket.step, error))
+            return
+        finally:
+            data.release()
+        ticket.path = done.path
+        ticket.become("committed")
+        self._failures.committed(time.monotonic(), others_wait=False)
+
+    def _position(self, descriptor: Descriptor) -> Position:
+        try:
+            series = read_series(self._root, self._run)
+        except OSError as error:
+            raise SaveFailed("the run can't be read", where=self._run, seen=str(error)) from error
+        sequence = max(series.next_sequence, self._highest_in_slots + 1)
+        return position_after(series, descriptor, sequence, run_id=self.run_id)
+
+    # --- there is no daemon to wait for or to ask ------------------------------------------------
+
+    def look(self) -> None:
+        """Nothing arrives."""
+
+    def wait_for(self, ticket: Ticket, state: str, timeout_s: float) -> None:
+        """Nothing to wait for: raises when `state` can only be reached with a daemon."""
+        if not ticket.has_reached(state) and not ticket.cannot_reach(state):
+            raise CkptdError(
+                "nobody verifies",
+                where=f"step {ticket.step}",
+                seen='daemon="off"',
+                todo="use ckptd.verify(ticket.path)",
+            )
+
+    def was_told(self, ticket: Ticket) -> None:
+        self._failures.was_told(ticket.snapshot)
+
+    def wait_all(self, timeout_s: float, *, no_daemon_s: float | None = None) -> None:
+        """Nothing to wait for."""
+
+    def drain(self, timeout_s: float, *, verified: bool = False) -> int:
+        """Nothing to wait for."""
+        return 0
+
+    def await_earlier(self, timeout_s: float) -> int:
+        """Nothing to wait for."""
+        return 0
+
+    def status(self) -> dict[str, Any]:
+        """As the daemon's, with nothing in it but that there is none."""
+        return {"schema": "ckpt.v2-status", "daemon": None, "runs": [], "verifier": None}
+
+    def close(self, timeout_s: float) -> None:
+        """Give the lock and the memory back."""
+        self._root_lock.release()
+        self._unmap()
+
+    def abandon(self) -> None:
+        """In a forked child all of this is the parent's (RootLock lets go of its descriptor by itself)."""
+        self.lock = threading.RLock()
+
+    def _unmap(self) -> None:
+        with contextlib.suppress(BufferError):  # somebody's view of it still lives; it goes with that
+            self._buffer.close()
+
+    def _look_into_slots(self) -> None:
+        waiting = list(_sealed(self._root))
+        self._highest_in_slots = max((header.sequence for header in waiting), default=0)
+        if mine := [header for header in waiting if header.run == self._run]:
+            warn(
+                f"run {self._run}: {len(mine)} snapshot(s) of an earlier client wait in shared memory; "
+                f"write them first with: ckptd start --root {self._root.path} --detach"
+            )
+
+
+def _forget_frames(error: BaseException) -> None:
+    """An error that a ticket keeps must not keep the whole state alive through the frames it passed."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
+
+
+def _sealed(root: Root) -> Iterator[SlotHeader]:
+    """Headers of all snapshots that wait in slots of this root."""
+    try:
+        paths = list(root.slot_path.iterdir())
+    except OSError:
+        return
+    for path in paths:
+        with contextlib.suppress(OSError, ProtocolError):
+            slot = Slot.open(path)
+            try:
+                header = slot.header()
+            finally:
+                slot.close()
+            if header.state in _IN_USE:
+                yield header

@@ -1,0 +1,125 @@
+"""Takes snapshots: captures the state, says what it is and where it goes on from, hands it to the writer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+from ckptd.disk.rootdir import Root
+from ckptd.disk.series import read_series
+from ckptd.errors import NoDaemon, SharedMemoryTooSmall, TimedOut
+from ckptd.link.client_options import DEFAULT_CADENCE, ClientOptions
+from ckptd.link.failures import Failure, Failures
+from ckptd.link.resume import Resumed
+from ckptd.link.staging import Payload
+from ckptd.link.ticket import Ticket
+from ckptd.link.writers import Writer
+from ckptd.snapshot.descriptor import Descriptor
+from ckptd.snapshot.descriptor_codec import encode
+from ckptd.snapshot.slots import needed_bytes
+from ckptd.tensors.capture import Captured, capture, copy_into, foresee
+from ckptd.versions import versions
+
+__all__ = ["Recorder"]
+
+_DESCRIPTOR_ROOM: Final = 1024 * 1024  # for the descriptor, in a slot that is reserved before there is one
+
+
+class Recorder:
+    """One client's snapshots, one after the other. The writer's lock guards it.
+
+    Args:
+        root: The root.
+        run: The run's name.
+        client_id: 32 hex digits.
+        options: The client's settings.
+        writer: Where snapshots go.
+        failures: Where skipped ones are entered.
+    """
+
+    def __init__(
+        self, root: Root, run: str, client_id: str, *,
+        options: ClientOptions, writer: Writer, failures: Failures,
+    ) -> None:  # fmt: skip
+        self._root, self._run, self._client_id = root, run, client_id
+        self._options, self._writer, self._failures = options, writer, failures
+        self._count, self._reserved = 0, False
+        self._base_sequence: int | None = None
+        self._base_snapshot, self._earlier_seconds = 0, 0.0
+        self._began = self._last_at = time.monotonic()
+        self._last_step: int | None = None
+        self._knows_last = False
+
+    def reserve(self, state: Mapping[Any, Any], at_least: int = 0) -> None:
+        """Have memory for snapshots of `state`, what training adds to it foreseen; see Client.reserve."""
+        size = max(at_least, needed_bytes(foresee(state), _DESCRIPTOR_ROOM))
+        try:
+            self._writer.reserve(size)
+        except SharedMemoryTooSmall as error:
+            raise _with_ways_out(error) from error
+        self._reserved = True
+
+    def take(self, step: int, state: Mapping[Any, Any], metrics: dict[str, float]) -> Ticket:
+        """Take one snapshot; see Client.snapshot. When no slot came free its ticket says skipped."""
+        captured = capture(state)
+        # A number is never used twice, whatever happens below: (client, snapshot) names one snapshot for
+        # ever.
+        self._count += 1
+        self._last_step, self._last_at, self._knows_last = step, time.monotonic(), True
+        ticket = Ticket(self._count, step, self._writer)
+        descriptor = encode(self._descriptor(ticket, captured, metrics))
+        payload = Payload(lambda memory: copy_into(captured, memory), captured.data_bytes, descriptor)
+        self._failures.attempted(time.monotonic())
+        try:
+            self._submit(ticket, state, payload)
+        except (TimedOut, NoDaemon) as error:
+            ticket.become("skipped", error=error)
+            self._failures.failed(Failure(ticket.snapshot, step, error, "was skipped"))
+        return ticket
+
+    def is_due(self, step: int) -> bool:
+        """Whether the cadence wants a snapshot after `step`."""
+        if not self._knows_last:
+            entries = [one for one in read_series(self._root, self._run).entries if one.status == "committed"]
+            self._last_step, self._knows_last = (entries[-1].step if entries else None), True
+        cadence = self._options.cadence or DEFAULT_CADENCE
+        return cadence.due(step, last_step=self._last_step, since_s=time.monotonic() - self._last_at)
+
+    def go_on_from(self, resumed: Resumed | None) -> None:
+        """Later snapshots follow the checkpoint that was restored (None: the run's head)."""
+        self._base_sequence = resumed.sequence if resumed is not None else None
+        self._base_snapshot = self._count
+        self._earlier_seconds = resumed.run_seconds if resumed is not None else 0.0
+        self._began = self._last_at = time.monotonic()
+        if resumed is not None:
+            self._last_step, self._knows_last = resumed.step, True
+
+    def _submit(self, ticket: Ticket, state: Mapping[Any, Any], payload: Payload) -> None:
+        wait_s = self._options.busy_timeout_s if self._options.on_busy == "wait" else 0.0
+        if not self._reserved:
+            self.reserve(state, payload.size)
+        try:
+            self._writer.submit(ticket, payload, busy_timeout_s=wait_s)
+        except SharedMemoryTooSmall as error:
+            raise _with_ways_out(error) from error
+
+    def _descriptor(self, ticket: Ticket, captured: Captured, metrics: dict[str, float]) -> Descriptor:
+        return Descriptor(
+            run=self._run, client_id=self._client_id, snapshot=ticket.snapshot, step=ticket.step,
+            saved_at=time.time(), run_seconds=self._earlier_seconds + time.monotonic() - self._began,
+            base_sequence=self._base_sequence, base_snapshot=self._base_snapshot,
+            metrics=metrics, versions=versions(), state=captured.state, tensors=captured.tensors,
+            data_bytes=captured.data_bytes, sharding=self._options.sharding,
+        )  # fmt: skip
+
+
+def _with_ways_out(error: SharedMemoryTooSmall) -> SharedMemoryTooSmall:
+    ways = (
+        'enlarge /dev/shm (docker: --shm-size), use Client(slots=1), or save without it: Client(daemon="off")'
+    )
+    if 'daemon="off"' in error.todo:
+        ways = error.todo
+    return SharedMemoryTooSmall(
+        error.what, where=error.where, seen=error.seen, wanted=error.wanted, todo=ways
+    )

@@ -1,0 +1,161 @@
+"""Restoring a run: the newest checkpoint on the line that proves whole, or the one the caller names.
+
+Nothing is read twice: a checkpoint is hashed while it is loaded, and a wrong byte leads to the next one,
+said. The live state is touched only by a checkpoint that was read whole and fits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ckptd.disk.rootdir import Root
+from ckptd.disk.series import Entry, PassedOver, Series, candidates, read_series
+from ckptd.errors import CheckpointGone, CorruptCheckpoint, InvalidArgument, NothingThere, RestoreFailed
+from ckptd.link.failures import warn
+from ckptd.names import check_step
+from ckptd.tensors.loading import Loaded, load_with_index
+from ckptd.tensors.restoring import RestoreReport, apply_state
+
+__all__ = ["Resumed", "restore"]
+
+_LISTINGS: Final = 5  # retention may remove what was listed a moment ago; then the run is listed again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """What a restore did.
+
+    Attributes:
+        step: Finished optimizer steps of the state that was restored.
+        path: The checkpoint.
+        passed_over: Newer ones that failed their checks, each with its reason.
+        missing: Key paths that are in the live state and not in the checkpoint; they keep their values.
+        unused: Key paths that are in the checkpoint and not in the live state; they were ignored.
+        sequence: The checkpoint's commit counter; None when it isn't one of this run.
+        run_seconds: Training seconds up to it.
+    """
+
+    step: int
+    path: Path
+    passed_over: tuple[PassedOver, ...] = ()
+    missing: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    sequence: int | None = None
+    run_seconds: float = 0.0
+
+    @property
+    def next_step(self) -> int:
+        """The step to train next: step + 1."""
+        return self.step + 1
+
+
+def restore(
+    root: Root, run: str, state: MutableMapping[Any, Any], *, run_id: str, step: int | None,
+    source: str | os.PathLike[str] | None, only: Collection[str] | None, strict: bool,
+) -> Resumed | None:  # fmt: skip
+    """Restore the checkpoint at `source`, of `step`, or the newest on the line; see Client.restore."""
+    if source is None:
+        return _restore_run(root, run, state, run_id=run_id, step=step, only=only, strict=strict)
+    if step is not None:
+        raise InvalidArgument("step and source exclude each other", where="restore", todo="give one of them")
+    return _restore_from(source, state, run_id=run_id, only=only, strict=strict)
+
+
+def _restore_run(
+    root: Root, run: str, state: MutableMapping[Any, Any], *,
+    run_id: str, step: int | None = None, only: Collection[str] | None = None, strict: bool = True,
+) -> Resumed | None:  # fmt: skip
+    """Restore the newest whole checkpoint on the run's line, or the newest whole one of `step`.
+
+    Returns:
+        What was done; None when the run has no checkpoint at all and no step was asked for.
+
+    Raises:
+        NothingThere: There is none of this step.
+        RestoreFailed: There are some, and every one fails its checks. The state is untouched.
+        StateMismatch: The checkpoint is whole and doesn't fit the state, which is untouched.
+    """
+    passed: dict[str, PassedOver] = {}
+    for _ in range(_LISTINGS):
+        series = read_series(root, run)
+        chosen = candidates(series) if step is None else _of_step(series, check_step(step))
+        if not chosen and step is None:
+            break
+        gone = False
+        for entry in chosen:
+            try:
+                loaded = _load(entry, only)
+            except CheckpointGone:
+                gone = True
+                break
+            except CorruptCheckpoint as error:
+                _pass_over(entry, str(error), passed)
+            else:
+                return _apply(state, loaded, entry.path, run_id, only, strict, tuple(passed.values()))
+        if not gone:
+            break
+    if not passed and step is None:
+        return None
+    raise RestoreFailed(
+        "no checkpoint could be restored", where=str(root.run_dir(run)),
+        seen="; ".join(f"{one.name}: {one.reason}" for one in passed.values()) or "they keep vanishing",
+        todo="look with: ckptd list; restore another one with step= or source=",
+    )  # fmt: skip
+
+
+def _restore_from(
+    source: str | os.PathLike[str], state: MutableMapping[Any, Any], *,
+    run_id: str, only: Collection[str] | None = None, strict: bool = True,
+) -> Resumed:  # fmt: skip
+    """Restore exactly the checkpoint at a path: a folder of any run, or a file of format v1.
+
+    Raises:
+        NothingThere, CorruptCheckpoint, StateMismatch: The state is untouched.
+    """
+    path = Path(source)
+    return _apply(state, load_with_index(path, only=only), path, run_id, only, strict, ())
+
+
+def _load(entry: Entry, only: Collection[str] | None) -> Loaded:
+    if entry.status != "committed":
+        raise CorruptCheckpoint(entry.reason or entry.status)
+    return load_with_index(entry.path, only=only)
+
+
+def _apply(
+    state: MutableMapping[Any, Any], loaded: Loaded, path: Path, run_id: str,
+    only: Collection[str] | None, strict: bool, passed: tuple[PassedOver, ...],
+) -> Resumed:  # fmt: skip
+    report: RestoreReport = apply_state(state, loaded.components, strict=strict, only=only)
+    index = loaded.index
+    own = index is not None and index.run_id == run_id
+    return Resumed(
+        step=loaded.step,
+        path=path,
+        passed_over=passed,
+        missing=tuple(report.missing),
+        unused=tuple(report.unused),
+        sequence=index.sequence if index is not None and own else None,
+        run_seconds=index.run_seconds if index is not None else 0.0,
+    )
+
+
+def _of_step(series: Series, step: int) -> list[Entry]:
+    found = [entry for entry in series.entries if entry.step == step]
+    if not found:
+        known = sorted({entry.step for entry in series.entries})
+        raise NothingThere(
+            "no checkpoint of this step", where=f"run {series.run}", seen=f"step {step}",
+            wanted=f"one of {known[:20]}" if known else "", todo="look with: ckptd list",
+        )  # fmt: skip
+    return sorted(found, key=lambda entry: (entry.on_line, entry.sequence or 0), reverse=True)
+
+
+def _pass_over(entry: Entry, reason: str, passed: dict[str, PassedOver]) -> None:
+    if entry.name not in passed:
+        passed[entry.name] = PassedOver(entry.name, reason)
+        warn(f"{entry.name} is passed over: {reason}")

@@ -1,0 +1,275 @@
+"""A slot: the shared-memory file that holds one snapshot between the trainer's copy and the daemon's write.
+
+Layout: page 0 holds two copies of the header; the data region begins at byte 4096; the descriptor
+lies behind the data at the next multiple of 4096. A header is never changed in place: the older
+copy is overwritten with the next counter and a CRC, so a process killed in the middle of that
+leaves the other copy, and the slot in its previous state.
+
+A slot has one writer at a time, by its state: FREE and FILLING belong to the client it was made
+for, SEALED and WRITING to the daemon. No torch here: the trainer goes from `.data` through NumPy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import mmap
+import os
+import stat
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from ckptd.errors import ProtocolError, SharedMemoryTooSmall
+from ckptd.limits import PAGE_ALIGNMENT
+from ckptd.snapshot import slot_header
+from ckptd.snapshot.slot_header import SlotHeader, SlotState
+
+__all__ = ["HEADER_BYTES", "Slot", "SlotHeader", "SlotState", "needed_bytes"]
+
+HEADER_BYTES: Final = PAGE_ALIGNMENT  #: the data region begins here
+
+_COPIES: Final = (0, HEADER_BYTES // 2)
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
+_HOLDING: Final = (SlotState.SEALED, SlotState.WRITING)
+_POPULATE_READ: Final = 22  # MADV_POPULATE_READ and _WRITE, since Linux 5.14
+_POPULATE_WRITE: Final = 23
+_PREFAULT_CHUNK: Final = 16 * 1024 * 1024
+
+
+def needed_bytes(data_bytes: int, descriptor_bytes: int) -> int:
+    """The size of a slot file that can hold a snapshot of these lengths."""
+    return HEADER_BYTES + _page_up(data_bytes) + _page_up(descriptor_bytes)
+
+
+def _page_up(length: int) -> int:
+    return -(-length // PAGE_ALIGNMENT) * PAGE_ALIGNMENT
+
+
+class Slot:
+    """One open, mapped slot. Header changes are safe from several threads of one process.
+
+    Attributes:
+        path: The slot's file.
+        name: Its file name, as messages carry it.
+        capacity: Size of the file in bytes: header, data and descriptor together.
+        data: The mapped region behind the header. Views of it keep the memory alive after close().
+    """
+
+    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+        self.path, self.name, self.capacity = path, path.name, len(mapping)
+        self._mapping = mapping
+        self._changing = threading.Lock()
+        self._all = memoryview(mapping)
+        self.data = self._all[HEADER_BYTES:]
+
+    def __repr__(self) -> str:
+        return f"Slot({self.name}, {self.capacity} bytes)"
+
+    @classmethod
+    def create(
+        cls, path: Path, size: int, *, owner: tuple[int, int] = (0, 0), client_id: str = "", run: str = ""
+    ) -> Slot:
+        """Make a new slot file of at least `size` bytes (rounded up to whole pages), its memory allocated.
+
+        Args:
+            path: Its name; nothing may have it.
+            size: See needed_bytes.
+            owner: Pid and start time of the process that will fill it.
+            client_id: The client it is made for, so that a restarted daemon knows before it was ever filled.
+            run: That client's run.
+
+        Raises:
+            SharedMemoryTooSmall: There isn't that much; nothing is left behind.
+            FileExistsError: The name is taken.
+            OSError: Another failure; nothing is left behind.
+        """
+        size = max(_page_up(size), 2 * PAGE_ALIGNMENT)
+        fresh = SlotHeader(
+            state=SlotState.FREE, client_id=client_id, run=run, owner_pid=owner[0], owner_started=owner[1]
+        )
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.fchmod(fd, 0o600)
+            # A merely truncated file on tmpfs is a promise: writing to it may end in SIGBUS.
+            os.posix_fallocate(fd, 0, size)
+            slot = cls(path, mmap.mmap(fd, size))
+            for counter, start in enumerate(_COPIES):
+                slot._write(start, counter + 1, fresh)
+            return slot
+        except BaseException as error:
+            path.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                raise SharedMemoryTooSmall(
+                    "no room for a slot", where=str(path.parent), wanted=f"{size} bytes",
+                    todo="enlarge it (docker: --shm-size; mount -o remount,size=…) or use slots=1",
+                ) from error  # fmt: skip
+            raise
+        finally:
+            os.close(fd)
+
+    @classmethod
+    def open(cls, path: Path) -> Slot:
+        """Map an existing slot.
+
+        Raises:
+            ProtocolError: It isn't a private regular file of ours of a possible size.
+            OSError: It can't be opened (FileNotFoundError when it is gone).
+        """
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise ProtocolError("not a slot", where=str(path), seen=error.strerror or "") from error
+            raise
+        try:
+            found = os.fstat(fd)
+            _check_file(path, found)
+            return cls(path, mmap.mmap(fd, found.st_size))
+        finally:
+            os.close(fd)
+
+    # --- the header ------------------------------------------------------------------------------
+
+    def header(self) -> SlotHeader:
+        """The newest whole header. Raises ProtocolError when neither copy is one."""
+        return self._newest()[2]
+
+    def begin(self, client_id: str, run: str, snapshot: int) -> SlotHeader:
+        """FREE → FILLING. The header returned has the generation a push names. ProtocolError if not FREE."""
+
+        def filling(old: SlotHeader) -> SlotHeader:
+            return SlotHeader(
+                state=SlotState.FILLING, generation=old.generation + 1, client_id=client_id, run=run,
+                snapshot=snapshot, owner_pid=old.owner_pid, owner_started=old.owner_started,
+            )  # fmt: skip
+
+        return self._change(filling, SlotState.FREE)
+
+    def seal(self, descriptor: bytes, data_bytes: int) -> SlotHeader:
+        """FILLING → SEALED: the descriptor goes behind the data; now the snapshot survives its trainer.
+
+        Raises:
+            SharedMemoryTooSmall: The two don't fit; the slot is still FILLING.
+            ProtocolError: The slot isn't FILLING.
+        """
+        if needed_bytes(data_bytes, len(descriptor)) > self.capacity:
+            raise SharedMemoryTooSmall(
+                "the snapshot doesn't fit into its slot", where=self.name, seen=f"{self.capacity} bytes",
+                wanted=f"{needed_bytes(data_bytes, len(descriptor))}", todo="reserve again",
+            )  # fmt: skip
+        self._check(self.header(), SlotState.FILLING)
+        start = HEADER_BYTES + _page_up(data_bytes)
+        self._all[start : start + len(descriptor)] = descriptor
+        sha256 = hashlib.sha256(descriptor).hexdigest()
+
+        def sealed(old: SlotHeader) -> SlotHeader:
+            return replace(
+                old, state=SlotState.SEALED, data_bytes=data_bytes, descriptor_bytes=len(descriptor),
+                descriptor_sha256=sha256,
+            )  # fmt: skip
+
+        return self._change(sealed, SlotState.FILLING)
+
+    def descriptor(self) -> bytes:
+        """A private copy of the encoded descriptor. Raises ProtocolError unless it is what was sealed."""
+        header = self.header()
+        start = HEADER_BYTES + _page_up(header.data_bytes)
+        copy = bytes(self._all[start : start + header.descriptor_bytes])
+        seen = hashlib.sha256(copy).hexdigest()
+        if seen != header.descriptor_sha256:
+            raise ProtocolError(
+                "the descriptor isn't what was sealed",
+                where=self.name,
+                seen=seen,
+                wanted=header.descriptor_sha256,
+            )
+        return copy
+
+    def accept(self, sequence: int) -> SlotHeader:
+        """SEALED or WRITING stays so, with the sequence its snapshot was given. Of the daemon only."""
+        return self._change(lambda old: replace(old, sequence=sequence), *_HOLDING)
+
+    def mark_writing(self, sequence: int) -> SlotHeader:
+        """SEALED or WRITING → WRITING under this sequence; after a crash it is written under the same one."""
+        return self._change(lambda old: replace(old, state=SlotState.WRITING, sequence=sequence), *_HOLDING)
+
+    def release(self) -> SlotHeader:
+        """Any state → FREE. What it held is given up."""
+        return self._change(lambda old: replace(old, state=SlotState.FREE))
+
+    def disown(self) -> SlotHeader:
+        """Forget the owner: it has left, so no later daemon waits for it. Of the daemon only."""
+        return self._change(lambda old: replace(old, owner_pid=0, owner_started=0))
+
+    # --- the memory ------------------------------------------------------------------------------
+
+    def prefault(self, *, write: bool = True) -> None:
+        """Touch every page, so that the first copy runs at full speed; for reading only with `write=False`.
+
+        Does nothing where the kernel can't (before Linux 5.14). Changes no byte.
+        """
+        advice = _POPULATE_WRITE if write else _POPULATE_READ
+        with contextlib.suppress(OSError):
+            for start in range(0, self.capacity, _PREFAULT_CHUNK):  # the GIL is held during each call
+                self._mapping.madvise(advice, start, min(_PREFAULT_CHUNK, self.capacity - start))
+
+    def close(self) -> None:
+        """Unmap; memory that an array still views, with its last view. May be called twice."""
+        with contextlib.suppress(BufferError):
+            self.data.release()
+            self._all.release()
+            self._mapping.close()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _change(self, change: Callable[[SlotHeader], SlotHeader], *states: SlotState) -> SlotHeader:
+        """Write the header that `change` makes of the newest one, whose state must be one of `states`."""
+        with self._changing:  # the daemon's loop and its disk thread may both have something to say
+            counter, start, old = self._newest()
+            self._check(old, *states)
+            new = change(old)
+            self._write(_COPIES[1] if start == _COPIES[0] else _COPIES[0], counter + 1, new)
+        return new
+
+    def _check(self, header: SlotHeader, *states: SlotState) -> None:
+        if states and header.state not in states:
+            seen, wanted = header.state.name.lower(), " or ".join(state.name.lower() for state in states)
+            raise ProtocolError("slot in the wrong state", where=self.name, seen=seen, wanted=wanted)
+
+    def _newest(self) -> tuple[int, int, SlotHeader]:
+        found = [whole for start in _COPIES if (whole := self._read(start)) is not None]
+        if not found:
+            raise ProtocolError(
+                "no whole header", where=self.name, todo="the slot can't be used; what it held is lost"
+            )
+        return max(found, key=lambda whole: whole[0])
+
+    def _read(self, start: int) -> tuple[int, int, SlotHeader] | None:
+        """(counter, start, header) of one copy, or None when it isn't whole or its lengths don't fit."""
+        whole = slot_header.unpack(bytes(self._all[start : start + slot_header.PACKED_BYTES]))
+        if whole is None or needed_bytes(whole[1].data_bytes, whole[1].descriptor_bytes) > self.capacity:
+            return None
+        return whole[0], start, whole[1]
+
+    def _write(self, start: int, counter: int, header: SlotHeader) -> None:
+        self._all[start : start + slot_header.PACKED_BYTES] = slot_header.pack(counter, header)
+
+
+def _check_file(path: Path, found: os.stat_result) -> None:
+    seen = ""
+    if not stat.S_ISREG(found.st_mode):
+        seen = "not a regular file"
+    elif found.st_uid != os.geteuid():
+        seen = f"owner {found.st_uid}"
+    elif stat.S_IMODE(found.st_mode) & 0o077:
+        seen = f"mode {stat.S_IMODE(found.st_mode):04o}"
+    elif found.st_size < 2 * PAGE_ALIGNMENT or found.st_size % PAGE_ALIGNMENT:
+        seen = f"{found.st_size} bytes"
+    if seen:
+        raise ProtocolError(
+            "not a slot", where=str(path), seen=seen, wanted=f"a private regular file of user {os.geteuid()}"
+        )

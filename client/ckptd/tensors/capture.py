@@ -1,0 +1,278 @@
+# ruff: noqa: TID253
+"""From live objects to a plain tree and a table of tensors: the state at the moment of the call.
+
+Capturing changes nothing and draws from no generator. What can't be stored exactly is refused by key path,
+before anything is sent or written.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy
+import torch
+
+from ckptd.errors import InvalidArgument, UnstorableState
+from ckptd.limits import MAX_TREE_DEPTH, MIB
+from ckptd.snapshot import keypath
+from ckptd.snapshot.descriptor import TensorSpec
+from ckptd.snapshot.keypath import Path
+from ckptd.snapshot.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue
+from ckptd.tensors import tags
+from ckptd.tensors.copying import copy_tensors
+from ckptd.tensors.optim import moment_bytes_to_come, name_parameters, optimizer_to_plain
+from ckptd.tensors.rng import capture_rng_state
+from ckptd.tensors.tensor_rows import TensorRows
+
+#: Top-level names that the files use themselves.
+RESERVED_NAMES: Final = frozenset({"schema", "wall_saved_at", "step", "rng", tags.MARKER})
+
+_PACK_FROM_ITEMS: Final = 64
+_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A state, captured but not yet copied.
+
+    Attributes:
+        state: The plain tree (ckptd.snapshot.values), by component name, "rng" among them.
+        tensors: The rows its TensorRefs point to.
+        sources: The live tensors, detached: one per row that isn't an alias, in the order of the rows.
+        data_bytes: Length of the region all offsets lie in.
+    """
+
+    state: dict[Any, Any]
+    tensors: tuple[TensorSpec, ...]
+    sources: list[torch.Tensor]
+    data_bytes: int
+
+
+def capture(state: Mapping[Any, Any], *, rng: bool = True) -> Captured:
+    """Take the state as it is now: everything but the tensors' bytes, which `copy_into` copies.
+
+    Between the two calls no tensor of the state may change.
+
+    Args:
+        state: Component name → module, optimizer, object with `state_dict` and `load_state_dict`, generator,
+            tensor or plain data, nested as you like.
+        rng: Whether to store the global generators as component "rng". They are read first.
+
+    Raises:
+        UnstorableState: Something can't be stored exactly, or a component has a reserved name;
+            the error names its key path.
+        InvalidArgument: state is not a mapping.
+    """
+    _check_top(state)
+    random_state = capture_rng_state() if rng else None
+    walker = _Walker(state)
+    plain = {tags.check_key(name, ()): walker.store(value, (name,)) for name, value in state.items()}
+    if random_state is not None:
+        plain["rng"] = walker.store(random_state, ("rng",))
+    table = walker.table
+    return Captured(plain, tuple(table.rows), table.sources, table.data_bytes)
+
+
+def copy_into(captured: Captured, buffer: memoryview | numpy.ndarray) -> None:
+    """Copy the tensors to their offsets in buffer, one copy each.
+
+    Args:
+        captured: What `capture` returned.
+        buffer: At least `captured.data_bytes` writeable bytes. No reference to it outlives the call.
+
+    Raises:
+        InvalidArgument: The buffer is too small or read-only. Nothing was copied.
+    """
+    copy_tensors(captured.tensors, captured.sources, buffer)
+
+
+def foresee(state: Mapping[Any, Any]) -> int:
+    """Tensor bytes a snapshot of this state will need once training is under way.
+
+    Optimizer state that doesn't exist yet is counted as two fp32 tensors (Adam's moments) for each trained
+    parameter, three with amsgrad; a margin for small things that come later is added.
+
+    Raises:
+        UnstorableState, InvalidArgument: As for capture.
+    """
+    now = capture(state).data_bytes
+    coming = sum(moment_bytes_to_come(optimizer) for optimizer in _optimizers(state, 0))
+    return (now + coming) * 21 // 20 + MIB
+
+
+def _optimizers(value: Any, depth: int) -> list[torch.optim.Optimizer]:
+    if isinstance(value, torch.optim.Optimizer):
+        return [value]
+    if depth < MAX_TREE_DEPTH and isinstance(value, (Mapping, list, tuple)):
+        items = value.values() if isinstance(value, Mapping) else value
+        return [found for item in items for found in _optimizers(item, depth + 1)]
+    return []
+
+
+def _check_top(state: Any) -> None:
+    if not isinstance(state, Mapping):
+        raise InvalidArgument(
+            "the state is not a dict", where="state", seen=tags.type_name(state), wanted="name → object"
+        )
+    for name in state:
+        if isinstance(name, str) and name in RESERVED_NAMES:
+            raise UnstorableState(
+                "a reserved name",
+                where=keypath.show((name,)),
+                wanted=f"none of {', '.join(sorted(RESERVED_NAMES))}",
+                todo="rename the component (RNG and step are stored by themselves)",
+            )
+
+
+class _Walker:
+    """One walk over one state. Each `_store_*` takes a value of its type and gives the plain form."""
+
+    def __init__(self, state: Mapping[Any, Any]) -> None:
+        self.table = TensorRows()
+        self._state = state
+        self._names: dict[int, str] | None = None
+        self._open: set[int] = set()
+        self._depth = 0
+
+    def store(self, value: Any, path: Path) -> Any:
+        kind = type(value)
+        if kind in _SCALARS:
+            return value
+        if isinstance(value, torch.Tensor):
+            return self.table.add(value, path)
+        self._enter(value, path)
+        try:
+            handler = _HANDLERS.get(kind)
+            return handler(self, value, path) if handler else self._store_other(value, path)
+        finally:
+            self._depth -= 1
+            self._open.discard(id(value))
+
+    def _enter(self, value: Any, path: Path) -> None:
+        if id(value) in self._open:
+            raise UnstorableState(
+                "the state contains itself", where=keypath.show(path), seen=tags.type_name(value)
+            )
+        if self._depth >= MAX_TREE_DEPTH:
+            raise UnstorableState(
+                "nested too deep", where=keypath.show(path), wanted=f"at most {MAX_TREE_DEPTH} levels"
+            )
+        self._depth += 1
+        self._open.add(id(value))
+
+    def _store_dict(self, value: dict[Any, Any], path: Path) -> Any:
+        if tags.MARKER in value:
+            return tags.encode_dict(value, path, self.store)
+        return {tags.check_key(key, path): self.store(item, (*path, key)) for key, item in value.items()}
+
+    def _store_ordered_dict(self, value: OrderedDict[Any, Any], path: Path) -> Any:
+        extra = vars(value).keys() - {"_metadata"}
+        if extra:
+            raise UnstorableState(
+                "an OrderedDict with attributes", where=keypath.show(path), seen=", ".join(sorted(extra))
+            )
+        if tags.MARKER in value:
+            return tags.encode_dict(value, path, self.store)
+        plain = OrderedDict(
+            (tags.check_key(key, path), self.store(item, (*path, key))) for key, item in value.items()
+        )
+        if hasattr(value, "_metadata"):
+            plain._metadata = self.store(value._metadata, (*path, "_metadata"))  # type: ignore[attr-defined]
+        return plain
+
+    def _store_list(self, value: list[Any], path: Path) -> Any:
+        packed = pack_numbers(value) if len(value) >= _PACK_FROM_ITEMS else None
+        return packed or [self.store(item, (*path, index)) for index, item in enumerate(value)]
+
+    def _store_tuple(self, value: tuple[Any, ...], path: Path) -> Any:
+        return tuple(self.store(item, (*path, index)) for index, item in enumerate(value))
+
+    def _store_set(self, value: set[Any], path: Path) -> Any:
+        return {tags.check_element(item, path) for item in value}
+
+    def _store_size(self, value: torch.Size, path: Path) -> Any:
+        return SizeValue(tuple(value))
+
+    def _store_dtype(self, value: torch.dtype, path: Path) -> Any:
+        return DtypeValue(str(value).removeprefix("torch."))
+
+    def _store_device(self, value: torch.device, path: Path) -> Any:
+        return DeviceValue(str(value))
+
+    def _store_other(self, value: Any, path: Path) -> Any:
+        if isinstance(value, torch.optim.Optimizer):
+            return self._store_optimizer(value, path)
+        if has_state_dict(value):
+            return self.store(_state_dict_of(value, value.state_dict, path), path)
+        tagged = tags.encode(value, path, self.store)
+        if tagged is None:
+            raise UnstorableState(
+                "can't be stored", where=keypath.show(path), seen=tags.type_name(value), todo=_advice(value)
+            )
+        return tagged
+
+    def _store_optimizer(self, value: torch.optim.Optimizer, path: Path) -> Any:
+        if self._names is None:
+            self._names = name_parameters(self._state)
+        names = self._names
+        return self.store(_state_dict_of(value, lambda: optimizer_to_plain(value, names), path), path)
+
+
+_HANDLERS: Final[dict[type, Callable[[_Walker, Any, Path], Any]]] = {
+    dict: _Walker._store_dict,
+    OrderedDict: _Walker._store_ordered_dict,
+    list: _Walker._store_list,
+    tuple: _Walker._store_tuple,
+    set: _Walker._store_set,
+    torch.Size: _Walker._store_size,
+    torch.dtype: _Walker._store_dtype,
+    torch.device: _Walker._store_device,
+}
+
+
+def has_state_dict(value: Any) -> bool:
+    """Whether value is an object that gives and takes a state of its own."""
+    if isinstance(value, type):
+        return False
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _state_dict_of(value: Any, call: Callable[[], Any], path: Path) -> Any:
+    try:
+        return call()
+    except UnstorableState:
+        raise
+    except Exception as error:
+        raise UnstorableState(
+            "state_dict() failed", where=keypath.show(path), seen=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _advice(value: Any) -> str:
+    if callable(value):
+        return "store what is needed to make it again, not the function or class itself"
+    if callable(getattr(value, "state_dict", None)):
+        return "give it load_state_dict(state) too"
+    return "store plain data, or give it state_dict() and load_state_dict(state)"
+
+
+def pack_numbers(value: list[Any]) -> PackedNumbers | None:
+    """The list in 8 bytes an item when it holds only floats, or only ints of 64 bits; else None."""
+    kinds = set(map(type, value))
+    if kinds == {float}:
+        numbers: array[Any] = array("d", value)
+    elif kinds == {int}:
+        try:
+            numbers = array("q", value)
+        except OverflowError:
+            return None
+    else:
+        return None
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return PackedNumbers(numbers.typecode, numbers.tobytes())

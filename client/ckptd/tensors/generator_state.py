@@ -1,0 +1,50 @@
+# ruff: noqa: TID253
+"""Setting a live random generator of the state from a stored one of the same kind."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any, Final
+
+import numpy
+import torch
+
+from ckptd.errors import CheckpointWarning
+from ckptd.snapshot import keypath
+from ckptd.snapshot.keypath import Path
+from ckptd.tensors.tag_reader import GeneratorElsewhere
+from ckptd.tensors.tags import type_name
+
+GENERATORS: Final = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
+
+
+def kind_of(value: Any) -> str:
+    if isinstance(value, torch.Generator):
+        return f"a torch.Generator on {value.device.type}"
+    if isinstance(value, numpy.random.Generator):
+        return f"a numpy.random.Generator of {type(value.bit_generator).__name__}"
+    if isinstance(value, numpy.random.RandomState):
+        return f"a numpy.random.RandomState of {value.get_state(legacy=False)['bit_generator']}"
+    return type_name(value)
+
+
+def set_generator(live: Any, stored: Any) -> None:
+    if isinstance(live, torch.Generator):
+        live.set_state(stored.get_state())
+    elif isinstance(live, numpy.random.Generator):
+        live.bit_generator.state = stored.bit_generator.state
+    elif isinstance(live, numpy.random.RandomState):
+        live.set_state(stored.get_state(legacy=False))
+    else:
+        live.setstate(stored.getstate())
+
+
+def skip_generator(live: Any, stored: GeneratorElsewhere, path: Path) -> Any:
+    warnings.warn(
+        f"{keypath.show(path)}: the checkpoint holds a generator of {stored.device}, which this host "
+        "doesn't have; it was skipped, so its draws don't continue where they stopped",
+        CheckpointWarning,
+        stacklevel=2,
+    )
+    return live

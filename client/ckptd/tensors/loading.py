@@ -1,0 +1,276 @@
+# ruff: noqa: TID253
+"""`load`: a checkpoint's components, from bytes that were all checked against their hashes."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from ckptd.disk.checkpoint_reader import CheckpointReader
+from ckptd.disk.folder_files import open_folder, read_small_file
+from ckptd.errors import CkptdError, CorruptCheckpoint, InvalidArgument, UnknownSchema
+from ckptd.format.records import SCHEMA_V1, CheckpointIndex
+from ckptd.format.table_rows import TensorRow, faults_in_files, table_from_bytes
+from ckptd.limits import MAX_INDEX_BYTES
+from ckptd.names import INDEX_FILE, META_FILE, SINGLE_FILE, TABLE_FILE
+from ckptd.tensors.shard_tensors import ShardTensors
+from ckptd.tensors.tag_reader import decode
+from ckptd.tensors.tags import MARKER
+
+_SCHEMAS: Final = {"single": "ckpt.v2", "sharded": "ckpt.v2-sharded"}
+_ENVELOPE: Final = frozenset({"schema", "wall_saved_at", "step"})
+_ON_CPU: Final = "rng"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checkpoint in memory.
+
+    Attributes:
+        index: Its index; None for one of format v1.
+        step: Finished optimizer steps.
+        components: By name, "rng" among them.
+    """
+
+    index: CheckpointIndex | None
+    step: int
+    components: dict[str, Any]
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    map_location: str | torch.device = "cpu",
+    only: Collection[str] | None = None,
+) -> dict[str, Any]:
+    """Load a checkpoint of any format version, every byte checked against its hash (v1 has not all of them).
+
+    Args:
+        path: The checkpoint's folder; for format v1 also its ckpt.pt.
+        map_location: Device for the tensors. RNG states stay on the CPU.
+        only: Names of the components to load; the files of others aren't read. None means all.
+
+    Returns:
+        {"model": state_dict, "optimizer": …, "rng": …}: what was saved, with plain values for objects.
+        Generators come back as generators, tied tensors share their memory.
+
+    Raises:
+        CheckpointGone: It isn't there, or was deleted before it was opened.
+        CorruptCheckpoint: Bytes are not those committed; where, seen and wanted say which.
+        UnknownSchema: It is of a version this one can't read.
+        InvalidArgument: `only` names a component it doesn't have, or map_location isn't a device.
+    """
+    return load_with_index(path, map_location=map_location, only=only).components
+
+
+def load_with_index(
+    path: str | os.PathLike[str],
+    *,
+    map_location: str | torch.device = "cpu",
+    only: Collection[str] | None = None,
+) -> Loaded:
+    """As `load`, with the index that proves the bytes."""
+    device = _device(map_location)
+    if isinstance(only, str):
+        raise InvalidArgument("not a list of components", where="only", seen=repr(only), wanted=f"[{only!r}]")
+    if _is_v1(Path(path)):
+        return _load_v1(path, device, only)
+    with CheckpointReader(os.fspath(path), only=only) as reader:
+        components = _read(reader, only)
+        index = reader.index
+    return Loaded(index, index.step, _moved(components, device))
+
+
+def _device(map_location: str | torch.device) -> torch.device:
+    try:
+        return torch.device(map_location)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidArgument(
+            "not a device", where="map_location", seen=repr(map_location)[:80], wanted='"cpu", "cuda:0", …'
+        ) from error
+
+
+# --- format v1 ------------------------------------------------------------------------------------
+
+
+def _is_v1(path: Path) -> bool:
+    """Whether path looks like format v1: a file, or a folder whose index says so, or that has only a ckpt.pt.
+
+    Only the look: `ckptd.tensors.v1` reads the schema strings and refuses what isn't v1.
+    """
+    if path.is_file():
+        return True
+    if os.path.lexists(path / TABLE_FILE):
+        return False
+    try:
+        folder = open_folder(os.path.realpath(path))
+    except OSError:
+        return False
+    try:
+        index = read_small_file(folder, INDEX_FILE, str(path), MAX_INDEX_BYTES)
+        return f'"{SCHEMA_V1}"'.encode() in index
+    except FileNotFoundError:
+        return (path / SINGLE_FILE).is_file()
+    except (OSError, CorruptCheckpoint):
+        return False
+    finally:
+        os.close(folder)
+
+
+def _load_v1(path: str | os.PathLike[str], device: torch.device, only: Collection[str] | None) -> Loaded:
+    from ckptd.tensors.v1 import read_v1
+
+    found = read_v1(path)
+    return Loaded(None, found.step, _moved(_select(found.components, only), device))
+
+
+# --- format v2 ------------------------------------------------------------------------------------
+
+
+def _read(reader: CheckpointReader, only: Collection[str] | None) -> dict[str, Any]:
+    rows = _read_table(reader)
+    body = META_FILE if reader.index.layout == "sharded" else SINGLE_FILE
+    components = _select(_payload(reader, body), only)
+    shards = _read_shards(reader, rows)
+    return {name: decode(_with_tensors(value, shards, reader.path)) for name, value in components.items()}
+
+
+def _read_table(reader: CheckpointReader) -> tuple[TensorRow, ...]:
+    where = f"{reader.path}/{TABLE_FILE}"
+    rows = table_from_bytes(reader.read(TABLE_FILE), where)
+    sizes = {shard.path: shard.bytes for shard in reader.index.shards}
+    faults = faults_in_files(rows, sizes | {META_FILE: reader.index.meta_bytes or 0})
+    if faults:
+        raise CorruptCheckpoint("the table doesn't fit the files", where=where, seen="; ".join(faults[:5]))
+    return rows
+
+
+def _payload(reader: CheckpointReader, name: str) -> dict[str, Any]:
+    """The content of meta.pt or ckpt.pt, without its envelope."""
+    where = f"{reader.path}/{name}"
+    data = reader.read(name)
+    try:
+        payload = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CorruptCheckpoint(
+            "torch can't read it, though its bytes are those committed",
+            where=where,
+            seen=f"{type(error).__name__}: {str(error)[:200]}",
+        ) from error
+    schema = payload.get("schema") if isinstance(payload, dict) else None
+    if schema != _SCHEMAS[reader.index.layout]:
+        raise UnknownSchema(
+            "unknown schema", where=where, seen=repr(schema)[:80], wanted=_SCHEMAS[reader.index.layout]
+        )
+    if payload.get("step") != reader.index.step:
+        raise CorruptCheckpoint(
+            "another step than index.json says",
+            where=where,
+            seen=repr(payload.get("step"))[:80],
+            wanted=str(reader.index.step),
+        )
+    return {key: value for key, value in payload.items() if key not in _ENVELOPE}
+
+
+def _read_shards(reader: CheckpointReader, rows: tuple[TensorRow, ...]) -> dict[str, ShardTensors]:
+    """All open shards, read and hashed in parallel; hashing releases the interpreter lock."""
+    by_file: dict[str, list[TensorRow]] = {}
+    for row in rows:
+        by_file.setdefault(row.file, []).append(row)
+    bodies = {TABLE_FILE, META_FILE, SINGLE_FILE}
+    shards = {
+        name: ShardTensors(by_file.get(name, []), f"{reader.path}/{name}")
+        for name in reader.files
+        if name not in bodies
+    }
+    if not shards:
+        return {}
+    with ThreadPoolExecutor(min(len(shards), len(os.sched_getaffinity(0))), "ckptd-read") as pool:
+        reads = [pool.submit(reader.read_into, name, shard.spans) for name, shard in shards.items()]
+        faults = [fault for read in reads if (fault := read.exception()) is not None]
+    for fault in sorted(faults, key=lambda fault: not isinstance(fault, CkptdError)):
+        raise fault
+    return shards
+
+
+def _with_tensors(value: Any, shards: Mapping[str, ShardTensors], where: str) -> Any:
+    """value with the tensor from its shard for every tag of one; containers are changed in place."""
+    kind = type(value)
+    if kind is dict or kind is OrderedDict:
+        if value.get(MARKER) == "tensor":
+            return _from_shard(value, shards, where)
+        for key, item in value.items():
+            value[key] = _with_tensors(item, shards, where)
+    elif kind is list:
+        value[:] = [_with_tensors(item, shards, where) for item in value]
+    elif kind is tuple:
+        return tuple(_with_tensors(item, shards, where) for item in value)
+    return value
+
+
+def _from_shard(tag: dict[str, Any], shards: Mapping[str, ShardTensors], where: str) -> torch.Tensor:
+    shard = shards.get(tag.get("file", ""))
+    tensor = None if shard is None else shard.tensors.get(tag.get("key", ""))
+    if tensor is None:
+        raise CorruptCheckpoint(
+            "meta.pt names a tensor that no shard holds",
+            where=where,
+            seen=f"{tag.get('file')}: {tag.get('key')}"[:200],
+        )
+    if tag.get("parameter"):
+        return torch.nn.Parameter(tensor, requires_grad=bool(tag.get("requires_grad")))
+    return tensor.requires_grad_() if tag.get("requires_grad") else tensor
+
+
+def _select(components: dict[str, Any], only: Collection[str] | None) -> dict[str, Any]:
+    if only is None:
+        return components
+    unknown = [name for name in only if name not in components]
+    if unknown:
+        raise InvalidArgument(
+            "no such component",
+            where="only",
+            seen=", ".join(map(repr, unknown)),
+            wanted=", ".join(map(repr, components)),
+        )
+    return {name: value for name, value in components.items() if name in only}
+
+
+# --- devices --------------------------------------------------------------------------------------
+
+
+def _moved(components: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    if device.type == "cpu":
+        return components
+    done: dict[tuple[Any, ...], torch.Tensor] = {}
+    return {
+        name: value if name == _ON_CPU else _move(value, device, done) for name, value in components.items()
+    }
+
+
+def _move(value: Any, device: torch.device, done: dict[tuple[Any, ...], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+        if value.numel() == 0 or place not in done:
+            done[place] = value.detach().to(device)
+        moved = done[place].detach()
+        if isinstance(value, torch.nn.Parameter):
+            return torch.nn.Parameter(moved, requires_grad=value.requires_grad)
+        return moved.requires_grad_(value.requires_grad)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            value[key] = _move(item, device, done)
+    elif isinstance(value, list):
+        value[:] = [_move(item, device, done) for item in value]
+    elif isinstance(value, tuple):
+        items = [_move(item, device, done) for item in value]
+        return value if type(value) is torch.Size else tuple.__new__(type(value), items)
+    return value

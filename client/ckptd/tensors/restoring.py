@@ -1,0 +1,143 @@
+# ruff: noqa: TID253
+"""From loaded components back into live objects: everything is checked first, then written, RNG last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from ckptd.errors import InvalidArgument, RestoreFailed, StateMismatch
+from ckptd.tensors.capture import has_state_dict
+from ckptd.tensors.optim_restore import shorten
+from ckptd.tensors.restore_plan import Planner, Write
+from ckptd.tensors.rng import plan_rng
+
+RNG: Final = "rng"
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What a restore found no counterpart for.
+
+    Attributes:
+        missing: Key paths that are live and not in the checkpoint; they keep their values.
+        unused: Key paths that are in the checkpoint and not live; they were ignored.
+    """
+
+    missing: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+
+
+def apply_state(
+    state: MutableMapping[Any, Any],
+    components: Mapping[Any, Any],
+    *,
+    strict: bool = True,
+    only: Collection[str] | None = None,
+) -> RestoreReport:
+    """Bring the live objects in state to what components hold.
+
+    Modules, optimizers, objects with `load_state_dict`, generators, tensors, lists and dicts are restored in
+    place; numbers, strings and the like are set in the container that holds them. Optimizer state is matched
+    by parameter name. The global generators are set last.
+
+    Args:
+        state: As for a snapshot.
+        components: As `ckptd.load` gives them. Their tensors become the live state's: use them once.
+        strict: True refuses anything that has no counterpart, and other dtypes. False reports the former,
+            and converts the latter where torch would. Other shapes are always refused in modules.
+        only: Restore just these components ("rng" is one); the others are left alone. None means all.
+
+    Raises:
+        StateMismatch: The checkpoint doesn't fit; `seen` lists what. The live state is untouched.
+        InvalidArgument: state isn't a dict, or `only` names what neither side has. Nothing was changed.
+        RestoreFailed: An object's own load_state_dict failed half-way; `state_touched` is True.
+    """
+    if not isinstance(state, MutableMapping):
+        raise InvalidArgument(
+            "the state is not a dict", where="state", seen=type(state).__name__, wanted="name → object"
+        )
+    names = _selected(state, components, only)
+    planner = Planner(state, strict=strict)
+    writes = {name: planner.plan_component(name, components) for name in state if name in names}
+    for name in components:
+        if name in names and name not in state and name != RNG:
+            planner.unused_at((name,))
+    set_rng = _plan_rng(components, names, planner)
+    planner.raise_problems()
+    _write(state, writes, set_rng)
+    return RestoreReport(planner.missing, planner.unused)
+
+
+def _selected(
+    state: Mapping[Any, Any], components: Mapping[Any, Any], only: Collection[str] | None
+) -> set[Any]:
+    known = {*state, *components, RNG}
+    if only is None:
+        return known
+    if isinstance(only, str):
+        raise InvalidArgument("not a list of components", where="only", seen=repr(only), wanted=f"[{only!r}]")
+    unknown = [name for name in only if name not in known]
+    if unknown:
+        raise InvalidArgument(
+            "no such component",
+            where="only",
+            seen=", ".join(map(repr, unknown)),
+            wanted=shorten(sorted(map(repr, known))),
+        )
+    return set(only)
+
+
+def _plan_rng(components: Mapping[Any, Any], names: set[Any], planner: Planner) -> Callable[[], None] | None:
+    if RNG not in names:
+        return None
+    if RNG not in components:
+        planner.missing.append("state['rng']")
+        return None
+    try:
+        set_rng: Callable[[], None] = plan_rng(components[RNG])
+        return set_rng
+    except StateMismatch as error:
+        planner.problems.append(str(error))
+        return None
+
+
+def _write(
+    state: MutableMapping[Any, Any], writes: Mapping[Any, Write | None], set_rng: Callable[[], None] | None
+) -> None:
+    touched = False
+    # Objects first: only their own code may still refuse, and no parameter is overwritten by then.
+    for name in sorted(writes, key=lambda name: _turn(state[name])):
+        write = writes[name]
+        if write is None:
+            continue
+        try:
+            value = write()
+            if value is not state[name]:
+                state[name] = value
+        except Exception as error:
+            if isinstance(error, StateMismatch) and not touched and _turn(state[name]) == 0:
+                raise  # ours refuse before they change anything
+            raise _half_way(name, error) from error
+        touched = True
+    if set_rng is not None:
+        set_rng()
+
+
+def _turn(live: Any) -> int:
+    if isinstance(live, (torch.nn.Module, torch.optim.Optimizer)):
+        return 2
+    return 0 if has_state_dict(live) else 1
+
+
+def _half_way(name: Any, error: Exception) -> RestoreFailed:
+    return RestoreFailed(
+        "restoring failed half-way",
+        state_touched=True,
+        where=f"state[{name!r}]",
+        seen=f"{type(error).__name__}: {error}",
+        todo="make the objects anew before training on",
+    )

@@ -1,0 +1,246 @@
+# ruff: noqa: TID253
+"""The one encoding of types that the weights_only loader refuses: a dict whose key "__ckptd__" says the kind.
+
+A user's own dict with that key is spelled as a tagged list of items, so a tag can't be mistaken for data.
+Decoding builds only the types named here, imports nothing and runs no code that the bytes name.
+
+| kind | other keys |
+|---|---|
+| dict, odict | items; odict also metadata when there is one |
+| defaultdict | factory (name of a builtin, or None), items |
+| counter | items |
+| namedtuple | module, name, fields, items |
+| frozenset, deque | items; deque also maxlen |
+| bytearray | data |
+| ndarray | dtype (NumPy's dtype.str), shape, order ("C" or "F"), data (a uint8 tensor) |
+| numpy-scalar | dtype, data (bytes) |
+| torch-generator | device, state (bytes) |
+| numpy-generator, numpy-random-state | bit_generator, state (a dict of plain values) |
+| python-random | state |
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
+
+import numpy
+import torch
+
+from ckptd.errors import UnstorableState
+from ckptd.snapshot import keypath
+from ckptd.snapshot.keypath import Path
+from ckptd.tensors.rng import plain_numpy
+
+MARKER: Final = "__ckptd__"
+
+#: Stores one value below the tagged one and returns its plain form.
+Walk: TypeAlias = Callable[[Any, Path], Any]
+
+FACTORIES: Final[dict[str, type]] = {
+    kind.__name__: kind for kind in (list, dict, set, int, float, str, bytes, bool, tuple)
+}
+BIT_GENERATORS: Final = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+
+
+def encode(value: Any, path: Path, walk: Walk | None = None) -> dict[str, Any] | None:
+    """The tagged dict for value, or None when its type has no tag.
+
+    Args:
+        value: Any object.
+        path: Its key path, for errors.
+        walk: Encodes what lies below it; by default this function does, and keeps plain values.
+
+    Raises:
+        UnstorableState: The type has a tag, but this value isn't exactly that (an array of objects, …).
+    """
+    encoder = _ENCODERS.get(type(value))
+    walk = walk or _walk_plain
+    if encoder is not None:
+        return encoder(value, path, walk)
+    if isinstance(value, numpy.generic):
+        return _encode_scalar(value, path)
+    if isinstance(value, tuple) and is_namedtuple(type(value)):
+        return _encode_namedtuple(value, path, walk)
+    return None
+
+
+def _walk_plain(value: Any, path: Path) -> Any:
+    tagged = encode(value, path)
+    return value if tagged is None else tagged
+
+
+def encode_dict(value: dict[Any, Any], path: Path, walk: Walk) -> dict[str, Any]:
+    """The tagged form of a dict or OrderedDict that holds the marker as a key."""
+    if type(value) is dict:
+        return {MARKER: "dict", "items": _items(value, path, walk)}
+    tagged = {MARKER: "odict", "items": _items(value, path, walk)}
+    if hasattr(value, "_metadata"):
+        tagged["metadata"] = walk(value._metadata, (*path, "_metadata"))
+    return tagged
+
+
+def _items(value: Mapping[Any, Any], path: Path, walk: Walk) -> list[list[Any]]:
+    return [[check_key(key, path), walk(item, (*path, key))] for key, item in value.items()]
+
+
+def _sequence(value: Iterable[Any], path: Path, walk: Walk) -> list[Any]:
+    return [walk(item, (*path, index)) for index, item in enumerate(value)]
+
+
+def check_key(key: Any, path: Path) -> Any:
+    """Return key, or raise UnstorableState when no file can hold it exactly."""
+    if keypath.is_key(key):
+        return key
+    raise UnstorableState(
+        "a dict key that can't be stored",
+        where=keypath.show(path),
+        seen=f"{type_name(key)} {repr(key)[:80]}",
+        wanted="str, int, bool, float, None, bytes or a tuple of those",
+    )
+
+
+def type_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def is_namedtuple(kind: type) -> bool:
+    """Whether kind is what collections.namedtuple makes, without additions that a tag couldn't hold."""
+    fields = getattr(kind, "_fields", None)
+    return (
+        kind.__bases__ == (tuple,)
+        and isinstance(fields, tuple)
+        and all(type(field) is str for field in fields)
+    )
+
+
+# --- encoders -------------------------------------------------------------------------------------
+
+
+def _encode_namedtuple(value: Any, path: Path, walk: Walk) -> dict[str, Any]:
+    kind = type(value)
+    return {
+        MARKER: "namedtuple",
+        "module": kind.__module__,
+        "name": kind.__qualname__,
+        "fields": list(kind._fields),
+        "items": _sequence(value, path, walk),
+    }
+
+
+def _encode_defaultdict(value: defaultdict[Any, Any], path: Path, walk: Walk) -> dict[str, Any]:
+    factory = value.default_factory
+    name = None if factory is None else getattr(factory, "__name__", "")
+    if factory is not None and FACTORIES.get(str(name)) is not factory:
+        raise UnstorableState(
+            "a defaultdict whose factory can't be stored",
+            where=keypath.show(path),
+            seen=repr(factory)[:80],
+            wanted=f"None or one of {', '.join(FACTORIES)}",
+            todo="store dict(value)",
+        )
+    return {MARKER: "defaultdict", "factory": name, "items": _items(value, path, walk)}
+
+
+def _encode_counter(value: Counter[Any], path: Path, walk: Walk) -> dict[str, Any]:
+    return {MARKER: "counter", "items": _items(value, path, walk)}
+
+
+def _encode_frozenset(value: frozenset[Any], path: Path, walk: Walk) -> dict[str, Any]:
+    return {MARKER: "frozenset", "items": [check_element(item, path) for item in sorted(value, key=repr)]}
+
+
+def check_element(item: Any, path: Path) -> Any:
+    """Return an element of a set, or raise UnstorableState when no file can hold it exactly."""
+    if keypath.is_key(item) or type(item) is complex:
+        return item
+    raise UnstorableState(
+        "a set element that can't be stored",
+        where=keypath.show(path),
+        seen=f"{type_name(item)} {repr(item)[:80]}",
+        wanted="str, int, bool, float, complex, None, bytes or a tuple of those",
+    )
+
+
+def _encode_deque(value: deque[Any], path: Path, walk: Walk) -> dict[str, Any]:
+    return {MARKER: "deque", "maxlen": value.maxlen, "items": _sequence(value, path, walk)}
+
+
+def _encode_bytearray(value: bytearray, path: Path, walk: Walk) -> dict[str, Any]:
+    return {MARKER: "bytearray", "data": bytes(value)}
+
+
+def _encode_array(value: numpy.ndarray, path: Path, walk: Walk) -> dict[str, Any]:
+    _check_dtype(value, path)
+    order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+    flat = numpy.ascontiguousarray(value.T if order == "F" else value).reshape(-1)
+    if not flat.flags.writeable:
+        flat = flat.copy()  # torch takes no read-only memory without a warning
+    data = torch.from_numpy(flat.view(numpy.uint8)) if flat.nbytes else torch.empty(0, dtype=torch.uint8)
+    return {
+        MARKER: "ndarray",
+        "dtype": value.dtype.str,
+        "shape": list(value.shape),
+        "order": order,
+        "data": walk(data, path),
+    }
+
+
+def _encode_scalar(value: numpy.generic, path: Path) -> dict[str, Any]:
+    _check_dtype(value, path)
+    return {MARKER: "numpy-scalar", "dtype": value.dtype.str, "data": value.tobytes()}
+
+
+def _check_dtype(value: Any, path: Path) -> None:
+    dtype = value.dtype
+    if dtype.hasobject or dtype.kind not in "biufcSUmM" or dtype.metadata:
+        raise UnstorableState(
+            "a NumPy dtype that can't be stored",
+            where=keypath.show(path),
+            seen=str(dtype)[:80],
+            wanted="numbers, booleans, times, or strings of fixed length",
+            todo="store a list, or one array per field",
+        )
+
+
+def _encode_torch_generator(value: torch.Generator, path: Path, walk: Walk) -> dict[str, Any]:
+    return {
+        MARKER: "torch-generator",
+        "device": str(value.device),
+        "state": value.get_state().numpy().tobytes(),
+    }
+
+
+def _encode_numpy_generator(value: Any, path: Path, walk: Walk) -> dict[str, Any]:
+    if isinstance(value, numpy.random.Generator):
+        kind, state = "numpy-generator", value.bit_generator.state
+    else:
+        kind, state = "numpy-random-state", value.get_state(legacy=False)
+    if state["bit_generator"] not in BIT_GENERATORS:
+        raise UnstorableState(
+            "a NumPy generator that can't be stored",
+            where=keypath.show(path),
+            seen=str(state["bit_generator"])[:80],
+            wanted=f"one of {', '.join(BIT_GENERATORS)}",
+        )
+    return {MARKER: kind, "bit_generator": state["bit_generator"], "state": plain_numpy(state)}
+
+
+def _encode_python_random(value: random.Random, path: Path, walk: Walk) -> dict[str, Any]:
+    return {MARKER: "python-random", "state": value.getstate()}
+
+
+_ENCODERS: Final[dict[type, Callable[[Any, Path, Walk], dict[str, Any]]]] = {
+    defaultdict: _encode_defaultdict,
+    Counter: _encode_counter,
+    frozenset: _encode_frozenset,
+    deque: _encode_deque,
+    bytearray: _encode_bytearray,
+    numpy.ndarray: _encode_array,
+    torch.Generator: _encode_torch_generator,
+    numpy.random.Generator: _encode_numpy_generator,
+    numpy.random.RandomState: _encode_numpy_generator,
+    random.Random: _encode_python_random,
+}

@@ -1,0 +1,140 @@
+# ruff: noqa: TID253
+"""The tensors of one snapshot as rows: what each is, where its bytes will lie, and which are tied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+
+from ckptd.errors import UnstorableState
+from ckptd.format.storage_types import STORAGE_TYPES
+from ckptd.limits import MAX_TENSOR_DIMS, PAGE_ALIGNED_FROM_BYTES, PAGE_ALIGNMENT, SMALL_ALIGNMENT
+from ckptd.snapshot import keypath
+from ckptd.snapshot.descriptor import TensorSpec
+from ckptd.snapshot.values import TensorRef
+from ckptd.tensors.torch_support import NAME_OF_DTYPE
+
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_has_names = getattr(torch.Tensor, "has_names", None)  # newer versions have no named dimensions any more
+
+
+class TensorRows:
+    """Collects tensors while a state is walked.
+
+    Attributes:
+        rows: One TensorSpec per tensor met, ties included.
+        sources: The tensors to copy, detached: one per row that isn't an alias, in the order of the rows.
+        data_bytes: Length of the region all offsets lie in.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[TensorSpec] = []
+        self.sources: list[torch.Tensor] = []
+        self.data_bytes = 0
+        self._owners: dict[tuple[Any, ...], int] = {}
+
+    def __repr__(self) -> str:
+        return f"<TensorRows {len(self.rows)} rows, {self.data_bytes} bytes>"
+
+    def add(self, tensor: torch.Tensor, path: keypath.Path) -> TensorRef:
+        """Take a row for tensor, tied to an earlier one when it is the same memory seen the same way.
+
+        Raises:
+            UnstorableState: It has no bytes of its own that a file could hold (sparse, meta, DTensor, …).
+        """
+        check_storable(tensor, path)
+        parameter = type(tensor) is torch.nn.Parameter
+        requires_grad = tensor.requires_grad and tensor.is_leaf
+        source = resolved(tensor.detach())
+        shape, nbytes = tuple(source.shape), source.numel() * source.itemsize
+        # Equal address, shape, stride and dtype is what makes a tie: both names show the same bytes.
+        place = (source.data_ptr(), shape, source.stride(), source.dtype, source.device)
+        owner = self._owners.get(place) if nbytes else None
+        offset = self.rows[owner].offset if owner is not None else self._reserve(nbytes)
+        self.rows.append(
+            TensorSpec(
+                path=path,
+                dtype=NAME_OF_DTYPE[source.dtype],
+                itemsize=source.itemsize,
+                shape=shape,
+                stride=memory_order(source),
+                offset=offset,
+                nbytes=nbytes,
+                alias_of=owner,
+                requires_grad=requires_grad,
+                parameter=parameter,
+            )
+        )
+        if owner is None:
+            self._owners[place] = len(self.rows) - 1
+            self.sources.append(
+                source
+            )  # keeps the memory alive, so its address can't be taken by another tensor
+        return TensorRef(len(self.rows) - 1)
+
+    def _reserve(self, nbytes: int) -> int:
+        if nbytes == 0:
+            return 0
+        alignment = PAGE_ALIGNMENT if nbytes >= PAGE_ALIGNED_FROM_BYTES else SMALL_ALIGNMENT
+        offset = -(-self.data_bytes // alignment) * alignment
+        self.data_bytes = offset + nbytes
+        return offset
+
+
+def check_storable(tensor: torch.Tensor, path: keypath.Path) -> None:
+    """Raise UnstorableState, naming the key path, for a tensor that can't be stored exactly."""
+    fault = _fault(tensor)
+    if fault:
+        what, todo = fault
+        raise UnstorableState(what, where=keypath.show(path), seen=_describe(tensor), todo=todo)
+
+
+def _fault(tensor: torch.Tensor) -> tuple[str, str] | None:
+    kind = type(tensor)
+    if kind not in _PLAIN_TYPES:
+        if kind.__name__ == "DTensor":
+            return "a DTensor can't be stored: one process per run", "store its local or its full tensor"
+        if isinstance(tensor, UninitializedTensorMixin):
+            return "a lazy parameter has no values yet", "run a forward pass before the first snapshot"
+        return "a tensor subclass can't be stored", "store a plain torch.Tensor"
+    if tensor.layout is not torch.strided:
+        return "a sparse tensor can't be stored", "store to_dense(), or its indices and values"
+    if tensor.is_quantized:
+        return "a quantized tensor can't be stored", "store int_repr() with its scale and zero point"
+    if tensor.is_meta:
+        return "a tensor on the meta device has no values", "materialise it first"
+    if tensor.is_nested:
+        return "a nested tensor can't be stored", "store its unbound parts"
+    if _has_names is not None and _has_names(tensor):
+        return "a tensor with named dimensions can't be stored", "store rename(None)"
+    if NAME_OF_DTYPE[tensor.dtype] not in STORAGE_TYPES:
+        return "a tensor of a dtype that no archive holds", "store view(torch.uint8)"
+    if len(tensor.shape) > MAX_TENSOR_DIMS:
+        return f"a tensor has more than {MAX_TENSOR_DIMS} dimensions", "reshape it"
+    return None
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{type(tensor).__module__}.{type(tensor).__qualname__} {tensor.dtype} on {tensor.device}"
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without lazy conjugation or negation: its bytes are its values."""
+    if tensor.is_conj():
+        tensor = tensor.resolve_conj()
+    return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides when the bytes are dense but not in C order (channels_last, transposed), else None."""
+    if tensor.is_contiguous() or tensor.numel() == 0:
+        return None
+    expected = 1
+    strides = tensor.stride()
+    for stride, size in sorted((s, n) for s, n in zip(strides, tensor.shape, strict=True) if n > 1):
+        if stride != expected:
+            return None
+        expected *= size
+    return tuple(strides)

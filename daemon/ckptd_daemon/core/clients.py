@@ -1,0 +1,220 @@
+"""The clients: attaching, dying, leaving, and what each is told of its snapshots."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ckptd.errors import CkptdError, NoDaemon, ProtocolError
+from ckptd.link import wire
+from ckptd.names import check_run_name
+from ckptd.snapshot.slots import Slot, SlotHeader
+from ckptd_daemon.core.disk import Disk, RunFacts
+from ckptd_daemon.core.lifecycle import State
+from ckptd_daemon.core.pipeline import Pipeline
+from ckptd_daemon.core.reservations import Reservations
+from ckptd_daemon.core.sessions import Process, Session, Sessions, may_take_over, refusal
+from ckptd_daemon.core.slotpool import SlotPool, adoption_order, header_of, holds_snapshot
+from ckptd_daemon.core.snapshots import Snapshot
+from ckptd_daemon.core.worker import Worker
+
+log = logging.getLogger(__name__)
+
+#: Sends to a connection; False when that is gone.
+Send = Callable[[bytes, wire.Reply], bool]
+
+
+class Clients:
+    """All clients of the daemon. Of the loop's thread only.
+
+    Args:
+        daemon_id: Fresh for this process.
+        disk: Opens runs.
+        pool: The slots.
+        maker: Makes slots.
+        send: Sends a message to a connection, without waiting; False when that is gone.
+        say: Prints a line for whoever watches the daemon in the foreground.
+        verify: Asks for a checkpoint to be re-read; see Verifier.verify.
+
+    Attributes:
+        pipeline: The snapshots; set once, right after construction.
+        leaving: Why nobody new may attach; "" while anybody may.
+        closed: The grace is over: nothing more is taken from anybody.
+    """
+
+    pipeline: Pipeline
+
+    def __init__(
+        self, *, daemon_id: str, disk: Disk, pool: SlotPool, maker: Worker, send: Send,
+        say: Callable[[str], None], verify: Callable[[str, str], None],
+    ) -> None:  # fmt: skip
+        self.sessions = Sessions()
+        self.leaving, self.closed = "", False
+        self._verify = verify
+        self._daemon_id, self._disk, self._pool, self._send, self._say = daemon_id, disk, pool, send, say
+        self._reservations = Reservations(
+            pool, maker, send, lambda session: self.sessions.get(session.client_id) is session
+        )
+
+    # --- coming ----------------------------------------------------------------------------------
+
+    def attach(self, identity: bytes, request: wire.Attach) -> None:
+        """Let a client in, once its run is open. Raises the error to refuse it with."""
+        if request.protocol != wire.PROTOCOL:
+            raise ProtocolError(
+                "another protocol version", seen=f"{request.protocol} (ckptd {request.version})",
+                wanted=str(wire.PROTOCOL), todo="use one ckptd on both sides and restart the daemon",
+            )  # fmt: skip
+        check_run_name(request.run)
+        if self.closed or (self.leaving and self.sessions.get(request.client_id) is None):
+            raise NoDaemon("the daemon is leaving", seen=self.leaving, todo="attach to the next one")
+        self.bury_dead()
+        if self._known(request) is None:  # refused, if it is, before anything is made on disk
+            self._process(request).close()
+        if request.run in self.pipeline.books:
+            self._admit(identity, request)
+            return
+        run = request.run
+        self._disk.submit(
+            lambda: self._disk.open_run(run),
+            lambda facts: self._run_opened(identity, request, facts),
+            urgent=True,
+        )
+
+    def _run_opened(self, identity: bytes, request: wire.Attach, facts: RunFacts | Exception) -> None:
+        try:
+            if isinstance(facts, CkptdError):
+                raise facts
+            if isinstance(facts, Exception):
+                raise CkptdError("the run can't be opened", where=f"run {request.run}", seen=str(facts))
+            self.pipeline.opened(request.run, facts)
+            self._admit(identity, request)
+        except CkptdError as error:
+            self._send(identity, wire.Refused(id=request.id, error=wire.WireError.of(error)))
+
+    def _admit(self, identity: bytes, request: wire.Attach) -> None:
+        self.bury_dead()
+        session = self._known(request) or self._newcomer(request)
+        session.identity, session.version = identity, request.version
+        log.info("client.attached run=%s pid=%d client=%s", session.run, request.pid, session.client_id)
+        pending = [s for s in self.pipeline.unwritten(session.run) if s.client_id != session.client_id]
+        reply = wire.Attached(
+            id=request.id, daemon_id=self._daemon_id, run_id=self.pipeline.books[session.run].run_id,
+            slot_dir=str(self._pool.folder), slots=self._reservations.infos(session), pending=len(pending),
+        )  # fmt: skip
+        self._send(identity, reply)
+
+    def _known(self, request: wire.Attach) -> Session | None:
+        """The living session of this client, if any. Raises when another one has its id or its run."""
+        session, holder = self.sessions.get(request.client_id), self.sessions.of_run(request.run)
+        if holder is not None and holder.identity is not None and holder.process.pid == request.pid:
+            self._tell(holder, wire.Done(id=0))  # is its connection still there?
+        error = refusal(session, holder, (request.pid, request.pid_started), request.run)
+        if error is not None:
+            raise error
+        return session
+
+    def _newcomer(self, request: wire.Attach) -> Session:
+        holder = self.sessions.of_run(request.run)
+        if holder is not None and may_take_over(holder, request.pid):
+            self.bury(holder)
+        session = Session(request.client_id, request.run, self._process(request), None)
+        self.sessions.add(session)
+        return session
+
+    def _process(self, request: wire.Attach) -> Process:
+        process = Process.find(request.pid, request.pid_started)
+        if process is None:
+            raise ProtocolError(
+                "no such process here", where=f"pid {request.pid}", seen=f"started at {request.pid_started}",
+                todo="client and daemon must run in one pid namespace",
+            )  # fmt: skip
+        return process
+
+    def reserve(self, session: Session, identity: bytes, request: wire.Reserve) -> None:
+        """Have slots made; see Reservations."""
+        self._reservations.ask(session, identity, request)
+
+    # --- going -----------------------------------------------------------------------------------
+
+    def bury_dead(self) -> None:
+        """See to what dead clients left."""
+        for session in self.sessions.dead():
+            log.info("client.died run=%s pid=%d", session.run, session.process.pid)
+            self.bury(session)
+
+    def bury(self, session: Session) -> None:
+        """A client has left or died: what it sealed is written, everything else of it is freed."""
+        held = []
+        for slot in self._pool.of(session.client_id):
+            header = header_of(slot)
+            if header is not None and holds_snapshot(header) and _is_of(session, header):
+                held.append((slot, header))
+            else:
+                self._pool.remove(slot)
+        for slot, header in adoption_order(held):
+            slot.disown()
+            self.pipeline.accept(slot, header)
+        self._reservations.forget(session)
+        self.sessions.remove(session)
+
+    # --- what the pipeline tells -----------------------------------------------------------------
+
+    def to_verify(self, run: str, name: str) -> None:
+        self._verify(run, name)
+
+    def attached(self, client_id: str) -> bool:
+        session = self.sessions.get(client_id)
+        return session is not None and session.identity is not None and session.process.alive()
+
+    def snapshot_changed(self, snapshot: Snapshot, freed: Slot | None) -> None:
+        session = self.sessions.get(snapshot.client_id)
+        free = freed is not None and self._keep_or_remove(session, snapshot.client_id, freed)
+        if session is not None:
+            name = freed.name if freed is not None else ""
+            self._tell(session, snapshot.notice(0, slot=name, slot_free=free))
+        if session is not None and freed is not None:
+            self._reservations.go_on(session)
+        if snapshot.state in _SAID:
+            self._say(_line(snapshot))
+
+    def _tell(self, session: Session, message: wire.Reply) -> None:
+        """Send something unasked. A connection that is gone is forgotten; its client may make another."""
+        if session.identity is not None and not self._send(session.identity, message):
+            log.info("client.lost run=%s pid=%d", session.run, session.process.pid)
+            session.identity = None
+
+    def _keep_or_remove(self, session: Session | None, client_id: str, slot: Slot) -> bool:
+        """Whether a slot that was freed can be filled again; it is removed when nobody is there to do it."""
+        if self._pool.get(client_id, slot.name) is not slot:
+            return False
+        header = header_of(slot)
+        if header is not None and (session is not None or holds_snapshot(header)):
+            return True
+        self._pool.remove(slot)
+        return False
+
+
+def _is_of(session: Session, header: SlotHeader) -> bool:
+    return (header.client_id, header.run) == (session.client_id, session.run)
+
+
+_SAID = (State.COMMITTED, State.CORRUPT, State.FAILED, State.GONE)
+
+
+def _line(snapshot: Snapshot) -> str:
+    head = f"{snapshot.run} step {snapshot.step}: {snapshot.state.value}"
+    if snapshot.error is not None:
+        return f"{head}: {snapshot.error}"
+    speed = snapshot.nbytes / max(snapshot.seconds, 1e-9)
+    return (
+        f"{head} as {snapshot.name}, {_size(snapshot.nbytes)} in {snapshot.seconds:.2f} s ({_size(speed)}/s)"
+    )
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -1,0 +1,205 @@
+"""The one thread that changes what is on disk, and what it knows of each run.
+
+Everything that writes, renames or removes below the root happens here, one thing after the other, so that
+a position is decided on the series as it is, and a slot is free before anything could remove its checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ckptd.disk.commit import Committed, Position, commit_snapshot
+from ckptd.disk.rootdir import Root
+from ckptd.disk.verification import Report
+from ckptd.errors import OutcomeUnknown, ProtocolError
+from ckptd.limits import MIB
+from ckptd.snapshot.descriptor import Descriptor
+from ckptd.snapshot.descriptor_codec import decode
+from ckptd.snapshot.slots import Slot, SlotHeader
+from ckptd_daemon.core.worker import Worker
+from ckptd_daemon.series.catalogue import Catalogue
+from ckptd_daemon.series.settings_file import Settings
+
+log = logging.getLogger(__name__)
+
+
+class Commit(Protocol):
+    """As ckptd.disk.commit.commit_snapshot; another one is handed in by tests."""
+
+    def __call__(
+        self, run_dir: Any, descriptor: Descriptor, data: memoryview, position: Position, /
+    ) -> Committed: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What the loop needs to know of a run that was opened.
+
+    Attributes:
+        problems: What its start-up scan found, one line each.
+        unverified: Names still to be proved.
+    """
+
+    run_id: str
+    highest_sequence: int
+    problems: tuple[str, ...]
+    unverified: tuple[str, ...]
+    summary: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A snapshot that is durable; its slot is free.
+
+    Attributes:
+        earlier: It had been committed before this daemon looked (a crash came between commit and release).
+    """
+
+    name: str
+    step: int
+    nbytes: int
+    seconds: float
+    earlier: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What came of a report: "verified", "corrupt" or "gone", and how many checkpoints retention removed."""
+
+    verdict: str
+    removed: int
+    summary: Mapping[str, Any]
+
+
+class Disk:
+    """The catalogues of all runs. Use `submit` from the loop; the other methods are for jobs.
+
+    Args:
+        root: The root, its lock held.
+        settings: The policies.
+        commit: What writes a snapshot.
+        catalogue: What keeps one run.
+    """
+
+    def __init__(
+        self, root: Root, settings: Settings, *, commit: Commit = commit_snapshot,
+        catalogue: Callable[[Root, str], Catalogue] = Catalogue,
+    ) -> None:  # fmt: skip
+        self.root, self._settings, self._commit, self._new_catalogue = root, settings, commit, catalogue
+        self._catalogues: dict[str, Catalogue] = {}
+        self._problems: dict[str, tuple[str, ...]] = {}
+        self.worker = Worker("ckptd-disk")
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any], None], *, urgent: bool = False) -> None:
+        """Have a job done; see Worker.submit."""
+        self.worker.submit(work, done, urgent=urgent)
+
+    # --- jobs ------------------------------------------------------------------------------------
+
+    def open_run(self, run: str) -> RunFacts:
+        """Open a run, or look at it again. Raises what Catalogue.open raises; it is tried anew next time."""
+        catalogue = self._catalogue(run)
+        return RunFacts(
+            run_id=catalogue.run_id, highest_sequence=catalogue.highest_sequence,
+            problems=self._problems[run], unverified=tuple(catalogue.unverified()),
+            summary=catalogue.summary(),
+        )  # fmt: skip
+
+    def write(self, slot: Slot, sequence: int, started: Callable[[int], None]) -> Written:
+        """Make the snapshot in `slot` durable under `sequence` and free the slot.
+
+        Args:
+            slot: Sealed, or left in the middle of writing by a daemon that died.
+            sequence: Goes into the header before the first byte is written.
+            started: Called in the loop with the step, once it is known.
+
+        Raises:
+            ProtocolError: The slot's content is damaged or impossible; trying again is no use.
+            NoSpace, SaveFailed, OutcomeUnknown, OSError: Not written (or not known to be); the slot still
+                holds it.
+        """
+        header = slot.header()
+        descriptor = decode(slot.descriptor())
+        _check_same(header, descriptor)
+        self.worker.post(lambda: started(descriptor.step))
+        catalogue = self._catalogue(header.run)
+        if (name := catalogue.find(header.client_id, header.snapshot)) is not None:
+            slot.release()
+            return Written(name=name, step=descriptor.step, nbytes=0, seconds=0.0, earlier=True)
+        slot.mark_writing(sequence)
+        committed = self._write(catalogue, header, descriptor, slot.data, sequence)
+        slot.release()  # before the acknowledgement, and before anything could remove the checkpoint
+        catalogue.added(committed)
+        return Written(
+            name=committed.name, step=descriptor.step, nbytes=committed.bytes, seconds=committed.seconds
+        )
+
+    def write_index(self, run: str) -> Mapping[str, Any]:
+        """Write the run's index, a cache; returns the run's summary."""
+        catalogue = self._catalogue(run)
+        try:
+            catalogue.write_index()
+        except OSError as error:
+            log.warning("index.not_written run=%s error=%s", run, error)
+        return catalogue.summary()
+
+    def judge(self, run: str, report: Report) -> Judged:
+        """Act on the verifier's report: mark or quarantine, and only then see what retention may remove."""
+        catalogue = self._catalogue(run)
+        verdict = catalogue.apply_report(report)
+        removed = catalogue.apply_retention(self._settings.policy_for(run)) if verdict == "verified" else []
+        return Judged(verdict=verdict, removed=len(removed), summary=self.write_index(run))
+
+    def find(self, run: str, client_id: str, number: int) -> tuple[str, bool] | None:
+        """(name, verified) of the checkpoint that this snapshot became, or None."""
+        catalogue = self._catalogue(run)
+        name = catalogue.find(client_id, number)
+        return None if name is None else (name, name not in catalogue.unverified())
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _catalogue(self, run: str) -> Catalogue:
+        catalogue = self._catalogues.get(run)
+        if catalogue is None:
+            began = time.monotonic()
+            catalogue = self._new_catalogue(self.root, run)
+            self._problems[run] = tuple(catalogue.open())
+            self._catalogues[run] = catalogue
+            log.info("run.opened run=%s seconds=%.3f", run, time.monotonic() - began)
+        return catalogue
+
+    def _write(
+        self,
+        catalogue: Catalogue,
+        header: SlotHeader,
+        descriptor: Descriptor,
+        data: memoryview,
+        sequence: int,
+    ) -> Committed:
+        position = catalogue.position_for(descriptor, sequence)
+        view = data[: header.data_bytes]
+        try:
+            committed = self._commit(self.root.run_dir(header.run), descriptor, view, position)
+        except OutcomeUnknown:
+            catalogue.rescan()  # what is on disk decides
+            raise
+        finally:
+            view.release()
+        log.info(
+            "snapshot.committed run=%s step=%d sequence=%d name=%s bytes=%d seconds=%.3f mib_per_s=%.0f",
+            header.run, descriptor.step, sequence, committed.name, committed.bytes, committed.seconds,
+            committed.bytes / MIB / max(committed.seconds, 1e-6),
+        )  # fmt: skip
+        return committed
+
+
+def _check_same(header: SlotHeader, descriptor: Descriptor) -> None:
+    """Whether the descriptor is of the snapshot that the header names."""
+    said = (header.run, header.client_id, header.snapshot, header.data_bytes)
+    seen = (descriptor.run, descriptor.client_id, descriptor.snapshot, descriptor.data_bytes)
+    if said != seen:
+        raise ProtocolError("the descriptor is of another snapshot", seen=str(seen), wanted=str(said))

@@ -1,0 +1,289 @@
+"""The way of every snapshot from its acceptance to its verification, and who is told of each step."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from ckptd.disk.verification import Report
+from ckptd.errors import (
+    CheckpointGone,
+    CkptdError,
+    CorruptCheckpoint,
+    NoSpace,
+    OutcomeUnknown,
+    ProtocolError,
+    SaveFailed,
+    UnstorableState,
+)
+from ckptd.snapshot.slots import Slot, SlotHeader
+from ckptd_daemon.core.disk import Disk, Judged, RunFacts, Written
+from ckptd_daemon.core.lifecycle import UNWRITTEN, Event, State
+from ckptd_daemon.core.slotpool import SlotPool, header_of
+from ckptd_daemon.core.snapshots import Ledger, Snapshot
+
+log = logging.getLogger(__name__)
+
+RETRY_FIRST_S: Final = 5.0
+RETRY_MOST_S: Final = 60.0
+_HOPELESS: Final = (ProtocolError, UnstorableState)  # the slot's content is to blame
+MOST_SEQUENCE: Final = 10**15  #: a slot that says more is lying
+_EVENTS: Final = {"verified": Event.PROVED, "corrupt": Event.FAULT_FOUND, "gone": Event.VANISHED}
+
+
+class Listener(Protocol):
+    """Whoever the pipeline tells."""
+
+    def snapshot_changed(self, snapshot: Snapshot, freed: Slot | None) -> None:
+        """Its state changed; `freed` is the slot that may be filled again."""
+
+    def attached(self, client_id: str) -> bool:
+        """Whether that client lives and is connected: a failure can be told to it."""
+
+    def to_verify(self, run: str, name: str) -> None:
+        """This checkpoint shall be re-read from the medium."""
+
+
+@dataclass
+class Book:
+    """One run, as the loop knows it."""
+
+    run_id: str
+    next_sequence: int
+    summary: Mapping[str, Any]
+    ledger: Ledger = field(default_factory=Ledger)
+    last_committed: Snapshot | None = None
+    failed: int = 0
+    last_failed: Snapshot | None = None
+
+    def take_sequence(self, given: int = 0) -> int:
+        sequence = given if 0 < given <= MOST_SEQUENCE else self.next_sequence
+        self.next_sequence = max(self.next_sequence, sequence + 1)
+        return sequence
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request to be told when all of these are settled."""
+
+    snapshots: list[Snapshot]
+    verified: bool
+    reply: Callable[[int], object]
+
+
+class Pipeline:
+    """All runs' snapshots. Of the loop's thread only.
+
+    Args:
+        disk: Does the writing.
+        pool: The slots.
+        listener: Is told.
+        now: A monotonic clock in seconds.
+    """
+
+    def __init__(self, disk: Disk, pool: SlotPool, listener: Listener, now: Callable[[], float]) -> None:
+        self._disk, self._pool, self._listener, self._now = disk, pool, listener, now
+        self.books: dict[str, Book] = {}
+        self._waiting: list[Waiting] = []
+        self._verify_later: list[tuple[float, str, str]] = []  # when, run, name
+
+    # --- runs ------------------------------------------------------------------------------------
+
+    def opened(self, run: str, facts: RunFacts) -> Book:
+        """Take in a run that the disk has opened."""
+        if run not in self.books:
+            self.books[run] = Book(facts.run_id, facts.highest_sequence + 1, facts.summary)
+            for problem in facts.problems:
+                log.warning("run.problem run=%s problem=%s", run, problem)
+            for name in facts.unverified:
+                self._listener.to_verify(run, name)
+        return self.books[run]
+
+    def unwritten(self, run: str | None = None) -> list[Snapshot]:
+        """What is staged or being written, of one run or of all."""
+        return [s for book in self._books(run) for s in book.ledger.unwritten()]
+
+    def busy(self) -> bool:
+        """Whether something is being written or about to be; what was put off doesn't count."""
+        return any(snapshot.retry_at is None for snapshot in self.unwritten())
+
+    def find(self, run: str, client_id: str, number: int) -> Snapshot | None:
+        book = self.books.get(run)
+        return book.ledger.get(client_id, number) if book else None
+
+    # --- from slot to disk -----------------------------------------------------------------------
+
+    def accept(self, slot: Slot, header: SlotHeader, *, sequence: int = 0) -> Snapshot:
+        """Give a sealed snapshot its sequence and have it written. Accepting one twice changes nothing.
+
+        Args:
+            slot: What holds it.
+            header: Its header; the run is open.
+            sequence: The one an earlier daemon gave it, at adoption.
+        """
+        book = self.books[header.run]
+        known = book.ledger.get(header.client_id, header.snapshot)
+        if known is not None:
+            return known
+        snapshot = Snapshot(header.run, header.client_id, header.snapshot, book.take_sequence(sequence), slot)
+        slot.accept(snapshot.sequence)
+        book.ledger.add(snapshot)
+        self._queue(snapshot, slot)
+        return snapshot
+
+    def remember(self, run: str, client_id: str, number: int, name: str, *, verified: bool) -> Snapshot:
+        """Take in a snapshot that an earlier daemon committed."""
+        snapshot = Snapshot(run, client_id, number, 0, None, State.COMMITTED, name=name)
+        if verified:
+            snapshot.becomes(Event.PROVED)
+        self.books[run].ledger.add(snapshot)
+        return snapshot
+
+    def retry(self) -> None:
+        """Do again what was put off and is due."""
+        for snapshot in self.unwritten():
+            if (
+                snapshot.retry_at is not None
+                and snapshot.slot is not None
+                and self._now() >= snapshot.retry_at
+            ):
+                snapshot.retry_at = None
+                self._queue(snapshot, snapshot.slot)
+        due = [later for later in self._verify_later if self._now() >= later[0]]
+        for later in due:
+            self._verify_later.remove(later)
+            self._listener.to_verify(later[1], later[2])
+
+    def _queue(self, snapshot: Snapshot, slot: Slot) -> None:
+        def started(step: int) -> None:
+            snapshot.step = step
+            snapshot.becomes(Event.WRITE_STARTED)
+            self._listener.snapshot_changed(snapshot, None)
+
+        self._disk.submit(
+            lambda: self._disk.write(slot, snapshot.sequence, started),
+            lambda result: self._wrote(snapshot, slot, result),
+        )
+
+    def _wrote(self, snapshot: Snapshot, slot: Slot, result: Written | Exception) -> None:
+        if snapshot.state is State.STAGED:  # it failed before its step was known
+            snapshot.becomes(Event.WRITE_STARTED)
+        if isinstance(result, Written):
+            self._committed(snapshot, slot, result)
+        else:
+            self._not_committed(snapshot, slot, _as_ours(result))
+        self._answer_waiting()
+
+    def _committed(self, snapshot: Snapshot, slot: Slot, written: Written) -> None:
+        book = self.books[snapshot.run]
+        snapshot.becomes(Event.FOLDER_RENAMED)
+        snapshot.name, snapshot.step, snapshot.slot, snapshot.error = written.name, written.step, None, None
+        snapshot.nbytes, snapshot.seconds = written.nbytes, written.seconds
+        book.last_committed = snapshot
+        self._listener.snapshot_changed(snapshot, slot)
+        for older in book.ledger.unwritten():
+            if older.retry_at is not None and older.sequence < snapshot.sequence:
+                self._give_up(older, Event.REPLACED_BY_NEWER)
+        run = snapshot.run
+        self._disk.submit(lambda: self._disk.write_index(run), lambda result: self._summed_up(run, result))
+        self._listener.to_verify(run, snapshot.name)
+
+    def _not_committed(self, snapshot: Snapshot, slot: Slot, error: CkptdError) -> None:
+        snapshot.error = error
+        hopeless = isinstance(error, _HOPELESS)
+        told = self._listener.attached(snapshot.client_id)
+        log.warning(
+            "snapshot.%s run=%s step=%d sequence=%d error=%s", "failed" if hopeless or told else "put_off",
+            snapshot.run, snapshot.step, snapshot.sequence, error,
+        )  # fmt: skip
+        if hopeless or told:
+            book = self.books[snapshot.run]
+            book.failed, book.last_failed = book.failed + 1, snapshot
+            self._give_up(snapshot, Event.WRITE_FAILED)
+            return
+        # Nobody is there to save a newer one in its place, so it stays in its slot until there is.
+        snapshot.becomes(Event.WRITE_POSTPONED)
+        snapshot.retry_s = min(RETRY_MOST_S, snapshot.retry_s * 2 or RETRY_FIRST_S)
+        snapshot.retry_at = self._now() + snapshot.retry_s
+
+    def _give_up(self, snapshot: Snapshot, event: Event) -> None:
+        slot, snapshot.slot, snapshot.retry_at = snapshot.slot, None, None
+        snapshot.becomes(event)
+        if slot is not None and header_of(slot) is not None:
+            slot.release()
+        self._listener.snapshot_changed(snapshot, slot)
+
+    # --- after the commit ------------------------------------------------------------------------
+
+    def report(self, run: str, report: Report) -> None:
+        """Act on what the verifier found."""
+        self._disk.submit(
+            lambda: self._disk.judge(run, report), lambda result: self._judged(run, report, result)
+        )
+
+    def _judged(self, run: str, report: Report, result: Judged | Exception) -> None:
+        if isinstance(result, Exception):
+            log.error("report.not_applied run=%s name=%s error=%s", run, report.name, result)
+            self._verify_later.append((self._now() + RETRY_MOST_S, run, report.name))
+            return
+        book = self.books.get(run)
+        if book is None:
+            return
+        book.summary = result.summary
+        snapshot = book.ledger.named(report.name)
+        if snapshot is not None and snapshot.state in (State.COMMITTED, State.VERIFIED):
+            before = snapshot.state
+            snapshot.becomes(_EVENTS[result.verdict])
+            snapshot.error = _fault(result.verdict, report)
+            if snapshot.state is not before:
+                self._listener.snapshot_changed(snapshot, None)
+        self._answer_waiting()
+
+    def _summed_up(self, run: str, result: Mapping[str, Any] | Exception) -> None:
+        if not isinstance(result, Exception):
+            self.books[run].summary = result
+
+    # --- waiting ---------------------------------------------------------------------------------
+
+    def when_settled(self, run: str | None, *, verified: bool, reply: Callable[[int], object]) -> None:
+        """Call reply(how many failed) once all snapshots accepted so far are settled."""
+        snapshots = [s for book in self._books(run) for s in book.ledger if not s.settled(verified=verified)]
+        failing = [s for s in self.unwritten(run) if s not in snapshots]  # put off: as good as failed for now
+        self._waiting.append(Waiting([*snapshots, *failing], verified, reply))
+        self._answer_waiting()
+
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def _answer_waiting(self) -> None:
+        settled = [w for w in self._waiting if all(s.settled(verified=w.verified) for s in w.snapshots)]
+        for waiting in settled:
+            self._waiting.remove(waiting)
+            waiting.reply(sum(_is_failure(snapshot) for snapshot in waiting.snapshots))
+
+    def _books(self, run: str | None) -> Iterable[Book]:
+        return list(self.books.values()) if run is None else [b for r, b in self.books.items() if r == run]
+
+
+def _is_failure(snapshot: Snapshot) -> bool:
+    return snapshot.state in (State.FAILED, State.CORRUPT) or snapshot.state in UNWRITTEN
+
+
+def _as_ours(error: Exception) -> CkptdError:
+    if isinstance(error, (*_HOPELESS, NoSpace, SaveFailed, OutcomeUnknown)):
+        return error
+    if not isinstance(error, (CkptdError, OSError, MemoryError)):
+        log.error("daemon.fault", exc_info=error)
+    return SaveFailed("the snapshot could not be written", seen=str(error) or type(error).__name__)
+
+
+def _fault(verdict: str, report: Report) -> CkptdError | None:
+    where = str(report.path)
+    if verdict == "corrupt":
+        faults = "; ".join(report.faults)
+        return CorruptCheckpoint("bytes on disk are not what was committed", where=where, seen=faults)
+    if verdict == "gone":
+        return CheckpointGone("it was removed before it could be verified", where=where)
+    return None

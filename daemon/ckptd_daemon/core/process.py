@@ -1,0 +1,207 @@
+"""The daemon process: lock, recovery, socket, loop, and a clean exit."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from ckptd import __version__
+from ckptd.disk.lock import RootLock
+from ckptd.disk.rootdir import DaemonRecord, Root, own_start
+from ckptd.errors import InvalidArgument
+from ckptd.names import check_run_name
+from ckptd_daemon.core import recovery
+from ckptd_daemon.core.clients import Clients
+from ckptd_daemon.core.disk import Disk
+from ckptd_daemon.core.logs import Logs, say_log
+from ckptd_daemon.core.lookup import Lookup
+from ckptd_daemon.core.pipeline import Pipeline
+from ckptd_daemon.core.server import Endpoint, Server, Signals, last_words
+from ckptd_daemon.core.service import Service
+from ckptd_daemon.core.slotpool import SlotPool
+from ckptd_daemon.core.status import describe
+from ckptd_daemon.core.worker import Worker
+from ckptd_daemon.series.policy import RetentionPolicy
+from ckptd_daemon.series.settings_file import Settings, read_settings, write_settings
+from ckptd_daemon.verify.verifier_process import Verifier
+
+log = logging.getLogger(__name__)
+
+DEFAULT_GRACE_S: Final = 30.0
+DEFAULT_IDLE_EXIT_S: Final = 60.0
+LOG_FILE: Final = "daemon.log"
+LEFT_AT_ONCE: Final = 1  #: exit code after a second signal
+
+
+@dataclass(frozen=True, kw_only=True)
+class DaemonSettings:
+    """How to run one daemon.
+
+    Attributes:
+        root: The root; made when it is missing.
+        autostarted: A client started it, nobody watches it: print nothing, leave when idle.
+        quiet: Print nothing. Default: a line on stdout per snapshot, unless autostarted.
+        grace_s: How long attached clients are served after SIGTERM, SIGINT or SIGHUP. Default 30 s.
+        idle_exit_s: Leave after so many seconds without clients and without work. None (default): after 60 s
+            when autostarted, else never.
+        policy: A retention policy to write into the root's settings; None (default) leaves them as they are.
+        policy_run: The run the policy is for; None (default) for every run without one of its own.
+        log_path: None (default) for ROOT/.ckptd/daemon.log.
+    """
+
+    root: Path
+    autostarted: bool = False
+    quiet: bool = False
+    grace_s: float = DEFAULT_GRACE_S
+    idle_exit_s: float | None = None
+    policy: RetentionPolicy | None = None
+    policy_run: str | None = None
+    log_path: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("grace_s", self.grace_s), ("idle_exit_s", self.idle_exit_s)):
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise InvalidArgument("not a time", where=name, seen=repr(value), wanted="seconds, 0 or more")
+        if self.policy_run is not None:
+            check_run_name(self.policy_run)
+
+    @property
+    def idles_for_s(self) -> float | None:
+        """Seconds of idleness after which to leave; None for never."""
+        if self.idle_exit_s is None and self.autostarted:
+            return DEFAULT_IDLE_EXIT_S
+        return self.idle_exit_s
+
+
+def run_daemon(settings: DaemonSettings) -> int:
+    """Serve a root until a signal, a Stop or idleness ends it; returns the exit code 0.
+
+    SIGTERM, SIGINT and SIGHUP drain: attached clients are served until they leave or the grace is over, and
+    everything accepted is written. A second one ends the process at once, by exit code 1: what was accepted
+    stays in its slots, and the next start writes it.
+
+    Raises:
+        BadRoot: The root can't be used. Nothing was changed.
+        RootLocked: Another process holds it. Nothing was changed.
+        InvalidArgument: The settings file is wrong. Nothing was changed.
+        OSError: The disk is full or broken, so that it couldn't even start.
+    """
+    root = Root.open(settings.root, create=True)
+    with RootLock(root):
+        policies = _policies(root, settings)
+        log_path = settings.log_path or root.service_dir / LOG_FILE
+        with Logs(log_path, to_stdout=not (settings.autostarted or settings.quiet)):
+            Daemon(root, settings, policies, str(log_path)).run()
+    return 0
+
+
+def _policies(root: Root, settings: DaemonSettings) -> Settings:
+    """The root's settings, after the flags were written to them."""
+    policies = read_settings(root.path)
+    if settings.policy is None:
+        return policies
+    if settings.policy_run is None:
+        policies = dataclasses.replace(policies, policy=settings.policy)
+    else:
+        policies = dataclasses.replace(policies, runs={**policies.runs, settings.policy_run: settings.policy})
+    write_settings(root.path, policies)
+    return policies
+
+
+class Daemon:
+    """The parts of one daemon, put together. Its root's lock is held from before until after."""
+
+    def __init__(self, root: Root, settings: DaemonSettings, policies: Settings, log_path: str) -> None:
+        self._root, self._settings = root, settings
+        self._verifier = Verifier(root.path)
+        self._maker = Worker("ckptd-slots")
+        self._disk = Disk(root, policies)
+        self._pool = SlotPool(root.slot_dir())
+        pid, pid_started = own_start()
+        self._socket_path = root.new_socket_path()
+        self._record = DaemonRecord(
+            endpoint=f"ipc://{self._socket_path}", pid=pid, pid_started=pid_started,
+            daemon_id=secrets.token_hex(8), started_at=time.time(), version=__version__, log=log_path,
+        )  # fmt: skip
+        self._signals = Signals(self._leave_at_once)
+
+    def run(self) -> None:
+        """Recover, serve, leave."""
+        log.info("daemon.started pid=%d root=%s version=%s", self._record.pid, self._root.path, __version__)
+        with contextlib.ExitStack() as leaving:
+            leaving.callback(self._signals.close)
+            facts = recovery.open_runs(self._disk, recovery.runs_on_disk(self._root))
+            recovery.remove_stale_sockets(self._root)
+            recovery.sweep(self._root)
+            endpoint = Endpoint(self._socket_path)
+            leaving.callback(last_words, endpoint)
+            clients = self._clients(endpoint)
+            leaving.callback(self._close_slots, clients)
+            for run, known in facts.items():
+                clients.pipeline.opened(run, known)
+            adopted = recovery.adopt(self._disk, clients, self._pool)
+            server = self._server(endpoint, clients)
+            leaving.callback(self._verifier.stop)
+            self._start_helpers(leaving)
+            self._record.write(self._root)
+            leaving.callback(self._record.remove, self._root)
+            self._say_ready(adopted)
+            server.run()
+            self._record.remove(self._root)  # from now on nobody new comes; those who just did get an answer
+            server.finish()
+        log.info("daemon.left pid=%d", self._record.pid)
+
+    def _clients(self, endpoint: Endpoint) -> Clients:
+        clients = Clients(
+            daemon_id=self._record.daemon_id, disk=self._disk, pool=self._pool, maker=self._maker,
+            send=endpoint.send, say=say_log.info, verify=self._verifier.verify,
+        )  # fmt: skip
+        clients.pipeline = Pipeline(self._disk, self._pool, clients, time.monotonic)
+        return clients
+
+    def _server(self, endpoint: Endpoint, clients: Clients) -> Server:
+        service = Service(
+            clients=clients, pipeline=clients.pipeline, pool=self._pool, send=endpoint.send,
+            lookup=Lookup(self._disk, clients.pipeline),
+            status=lambda: describe(self._root, self._record, clients, self._pool, self._verifier.status()),
+        )  # fmt: skip
+        return Server(
+            endpoint, service, (self._disk.worker, self._maker), self._verifier, self._signals,
+            grace_s=self._settings.grace_s, idle_exit_s=self._settings.idles_for_s,
+        )  # fmt: skip
+
+    def _start_helpers(self, leaving: contextlib.ExitStack) -> None:
+        for worker in (self._maker, self._disk.worker):
+            worker.start()
+            leaving.callback(worker.stop)
+        try:
+            self._verifier.start()
+        except OSError as error:
+            log.warning("verifier.not_started error=%s", error)  # read_reports tries again
+
+    def _say_ready(self, adopted: int) -> None:
+        log.info("daemon.ready endpoint=%s adopted=%d", self._record.endpoint, adopted)
+        also = f"; writing {adopted} snapshots that were left in shared memory" if adopted else ""
+        say_log.info("serving %s (pid %d)%s", self._root.path, self._record.pid, also)
+
+    def _close_slots(self, clients: Clients) -> None:
+        """Free all memory but that of clients that live and of snapshots that couldn't be written yet."""
+        clients.bury_dead()
+        if kept := len(list(self._pool)):
+            log.warning("slots.kept count=%d folder=%s", kept, self._pool.folder)
+        self._pool.close()
+
+    def _leave_at_once(self) -> NoReturn:
+        """The second signal: sealed snapshots stay in shared memory, and the next start writes them."""
+        with contextlib.suppress(OSError):
+            self._socket_path.unlink(missing_ok=True)
+            self._record.remove(self._root)
+        os._exit(LEFT_AT_ONCE)

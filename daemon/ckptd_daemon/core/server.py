@@ -1,0 +1,235 @@
+"""The daemon's loop: one ROUTER socket, threads, verifier, timers and signals. It never waits for a disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import zmq
+
+from ckptd.disk.durable import is_taken
+from ckptd.errors import BadRoot
+from ckptd.limits import MAX_MESSAGE_BYTES
+from ckptd.link import wire
+from ckptd_daemon.core.service import Service
+from ckptd_daemon.core.worker import Worker
+from ckptd_daemon.verify.verifier_process import Verifier
+
+log = logging.getLogger(__name__)
+
+_TICK_S: Final = 1.0
+_MESSAGES_A_TURN: Final = 256
+_QUEUED_MESSAGES: Final = 1_000
+_LAST_WORDS_MS: Final = 1_000
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Endpoint:
+    """The ROUTER socket. Its path is removed when it is closed.
+
+    Raises:
+        BadRoot: Something is at its path already; it is left alone.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if is_taken(path):  # libzmq would replace it without a word, even a regular file
+            raise BadRoot(
+                "the socket's path is taken", where=str(path), todo="start again: the name is random"
+            )
+        self._context = zmq.Context()
+        self.socket = self._context.socket(zmq.ROUTER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self.socket.setsockopt(zmq.RCVHWM, _QUEUED_MESSAGES)
+        self.socket.setsockopt(zmq.SNDHWM, _QUEUED_MESSAGES)
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a connection is gone, don't swallow it
+        self.address = f"ipc://{path}"
+        self._path = path
+        self.socket.bind(self.address)
+
+    def send(self, identity: bytes, message: wire.Reply) -> bool:
+        """Send without waiting; False when the connection is gone.
+
+        What it doesn't take is dropped: its client asks again.
+        """
+        try:
+            self.socket.send_multipart([identity, wire.encode(message)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.info("message.dropped kind=%s reason=%s", type(message).__name__, error)
+            return error.errno != errno.EHOSTUNREACH
+        return True
+
+    def receive(self) -> tuple[bytes, bytes] | None:
+        """(identity, data) of the next message that has the form of one; None when there is none now."""
+        while True:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            if len(frames) == 2:
+                return frames[0], frames[1]
+            log.info("message.dropped frames=%d", len(frames))
+
+    def close(self, linger_ms: int = 0) -> None:
+        self.socket.close(linger=linger_ms)
+        self._context.term()
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+
+class Signals:
+    """Counts the signals that ask the daemon to leave, and makes the loop look.
+
+    Args:
+        leave_at_once: Called for the second one, from wherever the main thread is. Must not return.
+    """
+
+    def __init__(self, leave_at_once: Callable[[], None]) -> None:
+        self.count = 0
+        self._leave_at_once = leave_at_once
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._before = [(number, signal.signal(number, self._caught)) for number in _SIGNALS]
+
+    def fileno(self) -> int:
+        return self._wake
+
+    def clear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    def close(self) -> None:
+        for number, before in self._before:
+            signal.signal(number, before)
+        os.close(self._wake)
+
+    def _caught(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 1:
+            self._leave_at_once()
+        os.eventfd_write(self._wake, 1)
+
+
+class Server:
+    """The loop.
+
+    Args:
+        endpoint: The bound socket.
+        service: Answers.
+        workers: The threads whose results are delivered here.
+        verifier: Whose reports are read here.
+        signals: Ask it to leave.
+        grace_s: How long attached clients are served after the first signal.
+        idle_exit_s: Leave after so long without an attached client and without work; None: never.
+        now: A monotonic clock in seconds.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, service: Service, workers: Iterable[Worker], verifier: Verifier,
+        signals: Signals, *, grace_s: float, idle_exit_s: float | None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._endpoint, self._service, self._workers = endpoint, service, list(workers)
+        self._verifier, self._signals, self._now = verifier, signals, now
+        self._grace_s, self._idle_exit_s = grace_s, idle_exit_s
+        self._idle_since = now()
+        self._closes_at: float | None = None
+        self._polled: set[int] = set()
+        self._ended_looked_at = now()
+        self._poller = zmq.Poller()
+        self._poller.register(endpoint.socket, zmq.POLLIN)
+
+    def run(self) -> None:
+        """Serve until it is time to leave: everything accepted is written by then, or kept in its slot."""
+        while not self._may_leave():
+            self._turn()
+
+    def finish(self) -> None:
+        """Answer what came in while nobody is let in any more."""
+        self._service.clients.closed = True
+        self._service.clients.leaving = self._service.clients.leaving or "idle"
+        self._receive()
+
+    def _turn(self) -> None:
+        self._watch_descriptors()
+        events = dict(self._poller.poll(int(_TICK_S * 1000)))
+        self._signals.clear()
+        if self._endpoint.socket in events:
+            self._receive()
+        for worker in self._workers:
+            worker.deliver()
+        for run, report in self._verifier.read_reports():
+            self._service.pipeline.report(run, report)
+        self._look_for_ended(events)
+        self._service.pipeline.retry()
+
+    def _look_for_ended(self, events: dict[object, int]) -> None:
+        """See to clients that died: when their pidfd says so, and from time to time where there is none."""
+        now = self._now()
+        ended = any(session.process.pidfd in events for session in self._service.clients.sessions)
+        if ended or now - self._ended_looked_at >= _TICK_S:
+            self._ended_looked_at = now
+            self._service.clients.bury_dead()
+
+    def _receive(self) -> None:
+        for _ in range(_MESSAGES_A_TURN):  # then the others get their turn: nobody may keep the loop busy
+            message = self._endpoint.receive()
+            if message is None:
+                return
+            self._service.handle(*message)
+
+    def _watch_descriptors(self) -> None:
+        wanted = {worker.fileno() for worker in self._workers} | {
+            self._verifier.fileno(),
+            self._signals.fileno(),
+        }
+        wanted |= {s.process.pidfd for s in self._service.clients.sessions if s.process.pidfd >= 0}
+        for fd in self._polled - wanted:
+            self._poller.unregister(fd)
+        for fd in wanted - self._polled:
+            self._poller.register(fd, zmq.POLLIN)
+        self._polled = wanted
+
+    def _may_leave(self) -> bool:
+        now, clients = self._now(), self._service.clients
+        if self._closes_at is None:
+            self._look_for_reasons(now)
+        if self._closes_at is None:
+            return False
+        if now >= self._closes_at and not clients.closed:
+            clients.closed = True
+            if attached := clients.sessions.attached():
+                log.warning("daemon.grace_over attached=%d", len(attached))
+        served = clients.closed or not clients.sessions.attached()
+        return served and not self._service.pipeline.busy()
+
+    def _look_for_reasons(self, now: float) -> None:
+        clients = self._service.clients
+        if self._signals.count:
+            self._leave("a signal", self._grace_s, now)
+        elif (grace_s := self._service.stop_asked_s) is not None:
+            self._leave("asked to stop", grace_s, now)
+        elif clients.sessions.attached() or self._service.pipeline.unwritten() or self._verifier.pending:
+            self._idle_since = now
+        elif self._idle_exit_s is not None and now - self._idle_since >= self._idle_exit_s:
+            self._leave("idle", 0.0, now)
+
+    def _leave(self, reason: str, grace_s: float, now: float) -> None:
+        clients = self._service.clients
+        clients.leaving, self._closes_at = reason, now + grace_s
+        log.info(
+            "daemon.leaving reason=%s attached=%d unwritten=%d grace_s=%g", reason,
+            len(clients.sessions.attached()), len(self._service.pipeline.unwritten()), grace_s,
+        )  # fmt: skip
+
+
+def last_words(endpoint: Endpoint) -> None:
+    """Close the socket, but give what was sent a moment to arrive."""
+    endpoint.close(_LAST_WORDS_MS)

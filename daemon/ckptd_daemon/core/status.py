@@ -1,0 +1,99 @@
+"""The answer to `ckptd status`: what the daemon knows, as plain JSON values.
+
+{"schema": "ckpt.v2-status",
+ "daemon": {"pid", "started_at", "version", "root", "endpoint", "log", "daemon_id",
+            "state": "serving" | "leaving"},
+ "runs": [{"run", "run_id",
+           "client": null | {"client_id", "pid", "version", "attached"},
+           "queue": [SNAPSHOT…],               staged or being written, oldest first
+           "last_committed": null | SNAPSHOT,  by this daemon process
+           "last_verified": "" | folder name,  the newest verified one on the line
+           "failed": count, "last_failed": null | SNAPSHOT,
+           "slots": [{"name", "bytes", "state"}],
+           "series": the run as its catalogue sums it up}],
+ "verifier": {"pid", "watching", "reason", "pending", "restarts"},
+ "truncated": true}                            only when there were too many runs for one message
+
+SNAPSHOT: {"snapshot", "step", "sequence", "state", "name", "bytes", "seconds", "error"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from ckptd.disk.rootdir import DaemonRecord, Root
+from ckptd.limits import MAX_MESSAGE_BYTES
+from ckptd_daemon.core.clients import Clients
+from ckptd_daemon.core.pipeline import Book
+from ckptd_daemon.core.sessions import Session
+from ckptd_daemon.core.slotpool import SlotPool, header_of
+from ckptd_daemon.core.snapshots import Snapshot
+
+SCHEMA: Final = "ckpt.v2-status"
+_MOST_BYTES: Final = MAX_MESSAGE_BYTES * 9 // 10
+_MOST_SNAPSHOTS: Final = 100
+
+
+def describe(
+    root: Root, record: DaemonRecord, clients: Clients, pool: SlotPool, verifier: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The data of a StatusReply; see the module's text. Never more than one message holds."""
+    daemon = {
+        "pid": record.pid, "started_at": record.started_at, "version": record.version,
+        "root": str(root.path), "endpoint": record.endpoint, "log": record.log,
+        "daemon_id": record.daemon_id, "state": "leaving" if clients.leaving else "serving",
+    }  # fmt: skip
+    data: dict[str, Any] = {"schema": SCHEMA, "daemon": daemon, "runs": [], "verifier": dict(verifier)}
+    length = 4096
+    for run, book in sorted(clients.pipeline.books.items()):
+        described = _run(run, book, clients.sessions.of_run(run), pool)
+        length += len(msgspec.json.encode(described))
+        if length > _MOST_BYTES:
+            data["truncated"] = True
+            break
+        data["runs"].append(described)
+    return data
+
+
+def _run(run: str, book: Book, session: Session | None, pool: SlotPool) -> dict[str, Any]:
+    return {
+        "run": run,
+        "run_id": book.run_id,
+        "client": None if session is None else _client(session),
+        "queue": [_snapshot(snapshot) for snapshot in book.ledger.unwritten()[:_MOST_SNAPSHOTS]],
+        "last_committed": _snapshot(book.last_committed),
+        "last_verified": (book.summary.get("last_verified") or {}).get("name", ""),
+        "failed": book.failed,
+        "last_failed": _snapshot(book.last_failed),
+        "slots": [] if session is None else _slots(pool, session.client_id),
+        "series": dict(book.summary),
+    }
+
+
+def _client(session: Session) -> dict[str, Any]:
+    return {
+        "client_id": session.client_id, "pid": session.process.pid, "version": session.version,
+        "attached": session.identity is not None,
+    }  # fmt: skip
+
+
+def _slots(pool: SlotPool, client_id: str) -> list[dict[str, Any]]:
+    slots = []
+    for slot in pool.of(client_id):
+        header = header_of(slot)
+        word = header.state.name.lower() if header is not None else "damaged"
+        slots.append({"name": slot.name, "bytes": slot.capacity, "state": word})
+    return slots
+
+
+def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:
+    if snapshot is None:
+        return None
+    return {
+        "snapshot": snapshot.number, "step": snapshot.step, "sequence": snapshot.sequence,
+        "state": snapshot.state.value, "name": snapshot.name, "bytes": snapshot.nbytes,
+        "seconds": snapshot.seconds, "error": "" if snapshot.error is None else str(snapshot.error)[:1000],
+    }  # fmt: skip

@@ -1,0 +1,256 @@
+"""One run as the daemon serves it: where the next snapshot goes, what is proved, what is moved, what may go.
+
+Used by the one thread that changes the disk, under the root's lock.
+
+What must be true:
+- A start removes nothing, whatever became of the run's index: retention needs a checkpoint committed since.
+- Only what provably belongs to the run is moved or removed, and never the last one of the line: a run with
+  only a corrupt checkpoint must say so, and not look like one that never began.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ckptd.disk.commit import Committed, Position
+from ckptd.disk.decisions import write_birth
+from ckptd.disk.rootdir import Root
+from ckptd.disk.run_index import write_run_index
+from ckptd.disk.series_entries import Entry, position_after
+from ckptd.disk.verification import Report
+from ckptd.names import parse_step_folder
+from ckptd.snapshot.descriptor import Descriptor
+from ckptd_daemon.series.policy import RetentionPolicy
+from ckptd_daemon.series.pruning import Removed, judged, prune
+from ckptd_daemon.series.quarantine import quarantine
+from ckptd_daemon.series.retention import Verdict
+from ckptd_daemon.series.run_view import RunView
+from ckptd_daemon.series.trash import Trash
+
+log = logging.getLogger(__name__)
+
+
+class Catalogue:
+    """One run. Call `open` first.
+
+    Args:
+        root: The root, its lock held.
+        run: The run's name.
+    """
+
+    def __init__(self, root: Root, run: str) -> None:
+        self.run = run
+        self.run_dir: Path = root.run_dir(run)
+        self._root = root
+        self._view: RunView
+        self._trash = Trash(self.run_dir)
+        self._committed = False  # anything, since the start
+
+    def __repr__(self) -> str:
+        return f"<Catalogue {self.run_dir} next {self.highest_sequence + 1}>"
+
+    def open(self) -> list[str]:
+        """Read the run, give it its birth if it has none, and look at every checkpoint's health.
+
+        Returns:
+            What is wrong, one line each. Hashes are the verifier's to read; see `unverified`.
+
+        Raises:
+            OSError: The run can't be read, or its birth not be recorded.
+        """
+        view = RunView(self._root, self.run)
+        decisions = view.series.decisions
+        if decisions.birth_run_id is None:
+            view.named(view.run_id or secrets.token_hex(16))
+            if not decisions.unreadable:  # else its birth may be the one that can't be read
+                write_birth(self.run_dir, view.run_id)
+                view.read_decisions()
+        self._view = view
+        return list(self._problems())
+
+    @property
+    def run_id(self) -> str:
+        """The run's id, 32 hex digits."""
+        return self._view.run_id
+
+    @property
+    def highest_sequence(self) -> int:
+        """The highest ever seen in this run's folder; slots may hold higher ones."""
+        return self._view.series.next_sequence - 1
+
+    # --- commits ----------------------------------------------------------------------------------
+
+    def position_for(self, descriptor: Descriptor, sequence: int) -> Position:
+        """Where this snapshot goes in the run, as `sequence`."""
+        self._view.read_decisions()
+        return position_after(self._view.series, descriptor, sequence, run_id=self.run_id)
+
+    def added(self, committed: Committed) -> None:
+        """The snapshot is durable."""
+        self._committed = True
+        step, repeat = parse_step_folder(committed.name) or (committed.index.step, 1)
+        entry = Entry(
+            name=committed.name, path=committed.path, step=step, repeat=repeat, index=committed.index,
+            status="committed", own=True,
+        )  # fmt: skip
+        self._view.read_decisions()  # it may have begun a line
+        self._view.put(entry)
+
+    def find(self, client_id: str, snapshot: int) -> str | None:
+        """The checkpoint that this snapshot became, if it is here and seems whole."""
+        return self._view.find(client_id, snapshot)
+
+    def rescan(self) -> list[str]:
+        """See what others added or removed; the names that are new."""
+        return self._view.rescan()
+
+    # --- proof ------------------------------------------------------------------------------------
+
+    def unverified(self) -> list[str]:
+        """What hasn't been checked yet, newest first."""
+        entries = reversed(self._view.series.entries)
+        failed = self._view.failed
+        return [e.name for e in entries if e.index is not None and not e.verified and e.name not in failed]
+
+    def apply_report(self, report: Report) -> str:
+        """Act on what the verifier found: mark it, or move it to quarantine when it is corrupt and ours.
+
+        Returns:
+            "verified", "corrupt" or "gone".
+        """
+        self.rescan()
+        entry = None if report.gone else self._reported(report)
+        if entry is None:
+            return "gone"
+        if not report.ok:
+            self._condemn(entry, report)
+            return "corrupt"
+        self._view.mark(entry, report)
+        log.info(
+            "checkpoint.verified run=%s name=%s bytes=%d how=%s",
+            self.run,
+            entry.name,
+            report.bytes,
+            report.how,
+        )  # fmt: skip
+        return "verified"
+
+    def write_index(self) -> None:
+        """Write the run's index, a cache.
+
+        Raises:
+            OSError: The old one is untouched; nothing depends on it.
+        """
+        write_run_index(self.run_dir, self._view.run_index())
+
+    # --- retention --------------------------------------------------------------------------------
+
+    def verdicts(self, policy: RetentionPolicy) -> list[Verdict]:
+        """What the policy says of each checkpoint now, with the reasons; changes nothing."""
+        return judged(self._view, policy)
+
+    def apply_retention(self, policy: RetentionPolicy) -> list[Removed]:
+        """Remove what the policy doesn't keep, if anything was committed since the start.
+
+        What can't be removed is warned of and tried again the next time.
+        """
+        self.rescan()
+        self._view.read_decisions()
+        self._retry_quarantine()
+        return prune(self._view, policy, self._trash) if self._committed else []
+
+    def summary(self) -> dict[str, Any]:
+        """For `ckptd status`: counts, the newest committed and the newest verified one, what is wrong."""
+        view = self._view
+        entries = view.series.entries
+        line = [
+            e for e in entries if e.own and e.on_line and e.index is not None and e.name not in view.failed
+        ]
+        return {
+            "run": self.run, "run_id": self.run_id, "checkpoints": len(entries),
+            "verified": sum(e.verified for e in entries),
+            "bytes": sum(e.index.total_bytes for e in entries if e.index is not None),
+            "last_committed": _brief(line), "last_verified": _brief([e for e in line if e.verified]),
+            "problems": list(self._problems()),
+        }  # fmt: skip
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _problems(self) -> Iterator[str]:
+        for entry in self._view.series.entries:
+            if fault := self._view.failed.get(entry.name):
+                yield f"{entry.name} is corrupt: {fault}"
+            elif entry.status != "committed":
+                yield f"{entry.name} is {entry.status}: {entry.reason}"
+            elif not entry.own:
+                yield f"{entry.name} is of another run: usable once verified, never removed"
+        for reason in self._view.unreadable_decisions():
+            yield f"a decision can't be read, so nothing is removed: {reason}"
+
+    def _reported(self, report: Report) -> Entry | None:
+        """The entry that the report is about; None when what is there now is another thing."""
+
+        def fits(entry: Entry | None) -> bool:
+            if entry is None or (report.ok and entry.status != "committed"):
+                return False
+            seen = entry.index.index_sha256 if entry.index is not None else ""
+            return report.index_sha256 == seen
+
+        entry = self._view[report.name]
+        if not fits(entry):  # not our doing: look again
+            self._view.rescan(always=True)
+            entry = self._view[report.name]
+        return entry if fits(entry) else None
+
+    def _condemn(self, entry: Entry, report: Report) -> None:
+        first = report.faults[0] if report.faults else "its check failed"
+        more = f" (and {len(report.faults) - 1} more faults)" if len(report.faults) > 1 else ""
+        self._view.fail(entry.name, first, report)
+        log.error(
+            "checkpoint.corrupt run=%s name=%s %s%s; %s",
+            self.run, entry.name, first, more, self._next_valid(entry),
+        )  # fmt: skip
+        self._move_away(entry)
+
+    def _next_valid(self, entry: Entry) -> str:
+        before = [e for e in self._view.series.entries if e.own and e.on_line and e.verified]
+        if entry.sequence is not None:
+            before = [e for e in before if (e.sequence or 0) < entry.sequence]
+        if not before:
+            return "no valid one before it is left"
+        return f"step {before[-1].step} ({before[-1].name}) is the newest valid one before it"
+
+    def _move_away(self, entry: Entry) -> None:
+        """To quarantine, if it is ours, as it was when it failed, and not the last one of the line."""
+        rest = [
+            e for e in self._view.series.entries if e.own and e.on_line and e.name not in self._view.failed
+        ]
+        if not entry.own or entry.sequence is None or not rest or not self._view.still_failed(entry.name):
+            return
+        try:
+            target = quarantine(entry.path, self.run_id)
+        except OSError as error:
+            log.warning(
+                "checkpoint.not_moved run=%s name=%s %s; tried again later", self.run, entry.name, error
+            )
+            return
+        if target is not None:
+            self._view.drop([entry.name], moved=entry.sequence)
+            log.warning("checkpoint.quarantined run=%s name=%s to=%s", self.run, entry.name, target)
+
+    def _retry_quarantine(self) -> None:
+        for entry in self._view.series.entries:
+            if entry.name in self._view.failed:
+                self._move_away(entry)
+
+
+def _brief(entries: list[Entry]) -> dict[str, Any] | None:
+    """The newest of them in short."""
+    if not entries:
+        return None
+    newest = entries[-1]
+    return {"name": newest.name, "step": newest.step, "sequence": newest.sequence}

@@ -1,0 +1,82 @@
+"""Carrying out what retention decides, having looked once more at what the decision rests on.
+
+What must be true: nothing is removed whose index isn't the one the decision was made on, nor while one of the
+checkpoints that make it dispensable hasn't the files any more that were verified.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from ckptd.errors import CorruptCheckpoint
+from ckptd.format.records import read_index
+from ckptd_daemon.series.policy import RetentionPolicy
+from ckptd_daemon.series.retention import Verdict, best_first, decide
+from ckptd_daemon.series.run_view import RunView
+from ckptd_daemon.series.trash import Trash
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removed:
+    """A checkpoint that retention took out of the run, and why."""
+
+    name: str
+    step: int
+    sequence: int
+    bytes: int
+    reasons: tuple[str, ...]
+
+
+def judged(view: RunView, policy: RetentionPolicy) -> list[Verdict]:
+    """What the policy says of each checkpoint now."""
+    return decide(view.candidates(), policy, unreadable=view.unreadable_decisions())
+
+
+def prune(view: RunView, policy: RetentionPolicy, trash: Trash) -> list[Removed]:
+    """Remove what the policy doesn't keep; what can't be removed is warned of and stays for the next time."""
+    _distrust_changed(view, policy)
+    asked = (_removal(view, verdict) for verdict in judged(view, policy) if not verdict.keep)
+    doomed = [removal for removal in asked if removal is not None]
+    gone = set(trash.throw([(removal.name, removal.sequence) for removal in doomed]))
+    view.drop(gone)
+    removed = [removal for removal in doomed if removal.name in gone]
+    for one in removed:
+        log.info("retention.removed run=%s name=%s: %s", view.run, one.name, "; ".join(one.reasons))
+    return removed
+
+
+def _distrust_changed(view: RunView, policy: RetentionPolicy) -> None:
+    """Unmark the newest verified one and the best while they haven't the files that were verified."""
+    while suspects := [name for name in _pillars(view, policy) if not view.unchanged(name)]:
+        for name in suspects:
+            log.warning("checkpoint.changed run=%s name=%s; it counts again once verified", view.run, name)
+            view.unmark(name)
+
+
+def _pillars(view: RunView, policy: RetentionPolicy) -> list[str]:
+    """The checkpoints that the others may go because of."""
+    line = [c for c in view.candidates() if c.own and c.on_line and c.verified and not c.failed]
+    best = best_first(line, policy.monitor, policy.mode) if policy.monitor and policy.mode else []
+    return [candidate.name for candidate in (*line[-1:], *best[:1])]
+
+
+def _removal(view: RunView, verdict: Verdict) -> Removed | None:
+    """The removal that a verdict asks for; None when what is on disk isn't what it was decided on."""
+    entry = view[verdict.name]
+    if entry is None or entry.index is None:
+        return None
+    try:
+        same = read_index(entry.path).index_sha256 == entry.index.index_sha256
+    except FileNotFoundError:
+        same = not entry.path.exists()  # gone already, by hand
+    except (CorruptCheckpoint, OSError):
+        same = False
+    if not same:
+        return None
+    return Removed(
+        name=entry.name, step=entry.step, sequence=entry.index.sequence, bytes=entry.index.total_bytes,
+        reasons=verdict.reasons,
+    )  # fmt: skip

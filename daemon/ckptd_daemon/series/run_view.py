@@ -1,0 +1,202 @@
+"""What the daemon knows of one run between two looks at its folder: entries, marks, failures, the line.
+
+Folders and decisions are the truth. This is read from them, kept up with what the daemon itself does, and
+read anew whenever the names in the folder differ. It changes nothing on disk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from ckptd.disk.decisions import read_decisions
+from ckptd.disk.lineage import line_of
+from ckptd.disk.rootdir import Root
+from ckptd.disk.run_index import Mark, RunIndex, Summary, read_run_index
+from ckptd.disk.series_entries import Entry, Series, list_run, read_series
+from ckptd.disk.verification import Report, stat_signature
+from ckptd_daemon.series.retention import Candidate
+
+
+class RunView:
+    """One run. Used by one thread, under the root's lock.
+
+    Attributes:
+        series: The run as last seen, its marks and line brought up to date.
+        failed: Name → fault, of those that failed their check and are still in place.
+        decisions_unread: Why the decisions can't even be listed; "" when they can.
+    """
+
+    def __init__(self, root: Root, run: str) -> None:
+        self._root = root
+        self.run = run
+        self.run_dir: Path = root.run_dir(run)
+        self.failed: dict[str, str] = {}
+        self._failed_as: dict[str, str] = {}
+        self.decisions_unread = ""
+        self._moved: set[int] = set()
+        self._by_snapshot: dict[tuple[str, int], str] = {}
+        cached = read_run_index(self.run_dir)
+        self._marks = {mark.name: mark for mark in cached.marks} if cached is not None else {}
+        self.series: Series = read_series(root, run)
+        self._read(self.series)
+
+    @property
+    def run_id(self) -> str:
+        return self.series.run_id
+
+    def __getitem__(self, name: str) -> Entry | None:
+        return next((entry for entry in reversed(self.series.entries) if entry.name == name), None)
+
+    def named(self, run_id: str) -> None:
+        """The run got its id."""
+        self.series = replace(self.series, run_id=run_id)
+
+    def rescan(self, *, always: bool = False) -> list[str]:
+        """Read the run again if its folder shows other names (or always); the new names."""
+        known = {entry.name for entry in self.series.entries}
+        if not always and list_run(self.run_dir).steps == known:
+            return []
+        series, seen = read_series(self._root, self.run), self.series
+        self._read(
+            replace(
+                series, run_id=seen.run_id or series.run_id,
+                known_sequences=series.known_sequences | seen.known_sequences,
+                next_sequence=max(series.next_sequence, seen.next_sequence),
+            )
+        )  # fmt: skip
+        return [entry.name for entry in self.series.entries if entry.name not in known]
+
+    def read_decisions(self) -> None:
+        """See what was decided since."""
+        try:
+            decisions = read_decisions(self.run_dir)
+        except OSError as error:
+            self.decisions_unread = f"decisions: {error}"
+            return
+        self.decisions_unread = ""
+        if decisions != self.series.decisions:
+            self.series = replace(self.series, decisions=decisions)
+            self._set(self.series.entries)
+
+    def put(self, entry: Entry) -> None:
+        """This one is there now."""
+        sequence = entry.sequence
+        if sequence is not None:
+            highest = max(self.series.next_sequence, sequence + 1)
+            known = self.series.known_sequences | {sequence}
+            self.series = replace(self.series, known_sequences=known, next_sequence=highest)
+        self._marks.pop(entry.name, None)
+        self.failed.pop(entry.name, None)
+        self._set([*(e for e in self.series.entries if e.name != entry.name), entry])
+
+    def drop(self, names: Collection[str], *, moved: int | None = None) -> None:
+        """These are no longer there; moved: the sequence of the one that went to quarantine."""
+        if moved is not None:
+            self._moved.add(moved)
+        for name in names:
+            self._marks.pop(name, None)
+            self.failed.pop(name, None)
+        self._set([entry for entry in self.series.entries if entry.name not in names])
+
+    def mark(self, entry: Entry, report: Report) -> None:
+        """It was verified."""
+        self.failed.pop(entry.name, None)
+        self._marks[entry.name] = Mark(
+            name=entry.name, sequence=report.sequence or 0, index_sha256=report.index_sha256,
+            stat_signature=report.stat_signature, how=report.how, verified_at=time.time(),
+        )  # fmt: skip
+        self._set([replace(e, verified=True) if e.name == entry.name else e for e in self.series.entries])
+
+    def unmark(self, name: str) -> None:
+        """It isn't verified any more."""
+        self._marks.pop(name, None)
+        self._set([replace(e, verified=False) if e.name == name else e for e in self.series.entries])
+
+    def fail(self, name: str, fault: str, report: Report) -> None:
+        """It failed its check, and is still in place."""
+        self.failed[name] = fault
+        self._failed_as[name] = report.stat_signature
+        self.unmark(name)
+
+    def still_failed(self, name: str) -> bool:
+        """Whether it failed its check and hasn't changed since, as far as a look tells."""
+        return name in self.failed and self._failed_as.get(name) == stat_signature(self.run_dir / name)
+
+    def unchanged(self, name: str) -> bool:
+        """Whether a verified one still has the files that were verified, as far as a look tells."""
+        mark = self._marks.get(name)
+        return mark is not None and mark.stat_signature == stat_signature(self.run_dir / name)
+
+    def find(self, client_id: str, snapshot: int) -> str | None:
+        """The checkpoint of this snapshot, if it is here and seems whole."""
+        return self._by_snapshot.get((client_id, snapshot))
+
+    def unreadable_decisions(self) -> list[str]:
+        """Each in words; while there is one, nothing is removed."""
+        said = [f"{name}: {reason}" for name, reason in self.series.decisions.unreadable]
+        return [*said, self.decisions_unread] if self.decisions_unread else said
+
+    def candidates(self) -> list[Candidate]:
+        """The entries as retention sees them."""
+        return [
+            Candidate(
+                name=entry.name, sequence=entry.sequence, own=entry.own, on_line=entry.on_line,
+                verified=entry.verified, failed=self.failed.get(entry.name, "") or entry.reason,
+                metrics=entry.index.metrics if entry.index is not None else {},
+            )
+            for entry in self.series.entries
+        ]  # fmt: skip
+
+    def run_index(self) -> RunIndex:
+        """The cache to write."""
+        indexed = [(entry, entry.index) for entry in self.series.entries if entry.index is not None]
+        checkpoints = [
+            Summary(
+                name=entry.name, step=index.step, sequence=index.sequence, saved_at=index.saved_at,
+                bytes=index.total_bytes, metrics=dict(index.metrics),
+            )
+            for entry, index in indexed
+        ]  # fmt: skip
+        return RunIndex(
+            run=self.run, run_id=self.run_id, highest_sequence=self.series.next_sequence - 1,
+            marks=tuple(self._marks[entry.name] for entry, _ in indexed if entry.verified),
+            checkpoints=tuple(checkpoints),
+        )  # fmt: skip
+
+    def _read(self, series: Series) -> None:
+        """Take over what was read from disk; of what is ours and what is verified, we know more."""
+        self._moved |= list_run(self.run_dir).moved
+        self.series = series
+        there = {entry.name for entry in series.entries}
+        self.failed = {name: fault for name, fault in self.failed.items() if name in there}
+        self._set([replace(e, own=self._is_own(e), verified=self._is_marked(e)) for e in series.entries])
+
+    def _is_own(self, entry: Entry) -> bool:
+        return entry.index is not None and entry.index.run_id == self.run_id
+
+    def _is_marked(self, entry: Entry) -> bool:
+        mark = self._marks.get(entry.name)
+        if mark is None or entry.index is None or entry.status != "committed":
+            return False
+        same = (mark.sequence, mark.index_sha256) == (entry.index.sequence, entry.index.index_sha256)
+        return same and self.unchanged(entry.name)
+
+    def _set(self, entries: Iterable[Entry]) -> None:
+        """These are the entries now: work out the line, and who is on it."""
+        ordered = tuple(entries)
+        own = [entry.index for entry in ordered if entry.own and entry.index is not None]
+        unreadable = {entry.name for entry in ordered if entry.index is None}
+        line = line_of(own, self.series.decisions.forks, self._moved, unreadable)
+        placed = []
+        for entry in ordered:
+            on_line = entry.index.sequence in line if entry.own and entry.index is not None else entry.on_line
+            placed.append(entry if entry.on_line is on_line else replace(entry, on_line=on_line))
+        self.series = replace(self.series, entries=tuple(placed), line=line)
+        self._by_snapshot = {
+            (entry.index.client_id, entry.index.snapshot): entry.name
+            for entry in placed
+            if entry.own and entry.index is not None and entry.status == "committed"
+        }

@@ -1,0 +1,152 @@
+"""`.ckptd/ckptd.toml`: the policy, for all runs of the root and per run. It lives at the root, not in flags.
+
+    [policy]                 # every run that has no table of its own
+    keep_last = 5
+
+    [runs.gpt]               # this run; what isn't given comes from [policy]
+    keep_best = 1
+    monitor = "val_loss"     # "" for none
+    mode = "min"
+
+The first start with flags writes it; a later start without flags goes on with what it says.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+import tomli_w
+
+from ckptd.disk import durable
+from ckptd.errors import InvalidArgument
+from ckptd.names import SERVICE_DIR, check_run_name
+from ckptd_daemon.series.policy import RetentionPolicy
+
+SETTINGS_FILE: Final = "ckptd.toml"
+MAX_SETTINGS_BYTES: Final = 1024 * 1024
+_POLICY_KEYS: Final = tuple(f.name for f in fields(RetentionPolicy))
+_METRIC_KEYS: Final = ("monitor", "mode")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the settings file says.
+
+    Attributes:
+        policy: For every run without a table of its own.
+        runs: Per run, complete: what its table leaves out is already filled in from `policy`.
+    """
+
+    policy: RetentionPolicy = field(default_factory=RetentionPolicy)
+    runs: Mapping[str, RetentionPolicy] = field(default_factory=dict)
+
+    def policy_for(self, run: str) -> RetentionPolicy:
+        """The policy of one run."""
+        return self.runs.get(run, self.policy)
+
+
+def settings_path(root: Path) -> Path:
+    """Where the settings of the root at this path are."""
+    return root / SERVICE_DIR / SETTINGS_FILE
+
+
+def read_settings(root: Path) -> Settings:
+    """The settings of the root at this path; the defaults when there is no file.
+
+    Raises:
+        InvalidArgument: The file can't be read, isn't TOML, has an unknown key or an impossible policy. A
+            daemon must not start on it: it would remove checkpoints by a policy nobody wrote.
+    """
+    path = settings_path(root)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_SETTINGS_BYTES + 1)
+    except FileNotFoundError:
+        return Settings()
+    except OSError as error:
+        raise InvalidArgument("the settings can't be read", where=str(path), seen=str(error)) from error
+    return settings_from_toml(data, where=str(path))
+
+
+def settings_from_toml(data: bytes, *, where: str) -> Settings:
+    """Settings out of the file's bytes; see read_settings."""
+    if len(data) > MAX_SETTINGS_BYTES:
+        raise InvalidArgument(
+            "settings file too long", where=where, wanted=f"at most {MAX_SETTINGS_BYTES} bytes"
+        )
+    try:
+        parsed = tomllib.loads(data.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InvalidArgument(
+            "not a TOML file", where=where, seen=str(error)[:300], todo="mend it or remove it"
+        ) from error
+    _refuse_unknown(parsed, ("policy", "runs"), where, "")
+    policy = _policy(_table(parsed, "policy", where, ""), {}, where, "policy")
+    tables = _table(parsed, "runs", where, "")
+    runs = {}
+    for run in tables:
+        check_run_name(run)
+        runs[run] = _policy(_table(tables, run, where, "runs."), asdict(policy), where, f"runs.{run}")
+    return Settings(policy=policy, runs=runs)
+
+
+def settings_to_toml(settings: Settings) -> bytes:
+    """The file's bytes; what settings_from_toml reads back equal."""
+    document: dict[str, Any] = {"policy": _plain(settings.policy)}
+    if settings.runs:
+        document["runs"] = {run: _plain(policy) for run, policy in sorted(settings.runs.items())}
+    return tomli_w.dumps(document).encode("utf-8")
+
+
+def write_settings(root: Path, settings: Settings) -> None:
+    """Write the settings file of the root at this path, durably, all or nothing.
+
+    The caller holds the root lock.
+
+    Raises:
+        OSError: Disk full, no permission. The old file stays.
+    """
+    durable.replace_file(settings_path(root), [settings_to_toml(settings)])
+
+
+def _plain(policy: RetentionPolicy) -> dict[str, Any]:
+    return {key: "" if value is None else value for key, value in asdict(policy).items()}
+
+
+def _policy(table: dict[str, Any], base: dict[str, Any], where: str, name: str) -> RetentionPolicy:
+    _refuse_unknown(table, _POLICY_KEYS, where, f"{name}.")
+    values = base | table
+    if any(key in table for key in _METRIC_KEYS):  # taken over whole: never one's name with the other's mode
+        values |= {key: table.get(key) or None for key in _METRIC_KEYS}
+    try:
+        return RetentionPolicy(**values)
+    except InvalidArgument as error:
+        where = f"{where}: [{name}] {error.where}"
+        raise InvalidArgument(
+            error.what, where=where, seen=error.seen, wanted=error.wanted, todo="mend the file"
+        ) from error
+
+
+def _table(parent: Mapping[str, Any], key: str, where: str, prefix: str) -> dict[str, Any]:
+    value = parent.get(key, {})
+    if not isinstance(value, dict):
+        raise InvalidArgument(
+            "not a table", where=f"{where}: {prefix}{key}", seen=repr(value)[:100], wanted=f"[{prefix}{key}]"
+        )
+    return value
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: tuple[str, ...], where: str, prefix: str) -> None:
+    for key in table:
+        if key not in known:
+            raise InvalidArgument(
+                "unknown key",
+                where=where,
+                seen=f"{prefix}{key}",
+                wanted=", ".join(known),
+                todo="remove it or correct its spelling",
+            )

@@ -1,0 +1,273 @@
+"""The verifier: `python -m ckptd_daemon.verify.verifier`, a process that re-reads checkpoints and reports.
+
+It never changes the root: it reads the medium, not the page cache, and tells its parent, who holds the lock
+and acts. It learns of checkpoints in four ways: the parent asks; events (`watch`); a listing of everything at
+the start, on a timer and whenever events were lost; and polling where there are no events at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from ckptd.disk.rootdir import Root
+from ckptd.disk.series import read_series
+from ckptd.disk.verification import check, stat_signature
+from ckptd.errors import CkptdError, InvalidArgument, ProtocolError
+from ckptd.names import check_run_name, parse_step_folder
+from ckptd_daemon.verify.backlog import Backlog, Job
+from ckptd_daemon.verify.verifier_lines import Line, LogLine, Request, Verdict, WatchState, from_line, to_line
+from ckptd_daemon.verify.watch import Watch
+
+_PR_SET_PDEATHSIG: Final = 1
+_RETRY_EVENTS_S: Final = 60.0  #: how long it polls before it tries events again
+_LISTING_SHARE: Final = 20.0  #: listing everything takes at most 1/20 of the time, however many there are
+
+
+class VerifierLoop:
+    """The main thread of the verifier; the others only put something into the backlog and wake it.
+
+    Args:
+        root: The root, opened for reading.
+        send: Takes each line for the parent.
+        rescan_s, poll_s: Seconds between listings, with and without events.
+        settle_s: See `Backlog`.
+    """
+
+    def __init__(self, root: Root, send: Sender, *, rescan_s: float, poll_s: float, settle_s: float) -> None:
+        self._root = root
+        self._send = send
+        self._rescan_s, self._poll_s, self._settle_s = rescan_s, poll_s, settle_s
+        self._backlog = Backlog(settle_s)
+        self._wake = threading.Condition()
+        self._watch = Watch(root.path, self._appeared, self._events_lost)
+        self._lost = "starting"  # why there are no events; "" while there are
+        self._try_events_at = 0.0
+        self._list_at = 0.0
+        self._marks_read: set[str] = set()
+        self._complained: set[str] = set()
+
+    def run(self) -> None:
+        """Never returns; the process ends when its stdin does."""
+        while True:
+            self._tend_events()
+            if time.monotonic() >= self._list_at:
+                self._list_everything()
+            with self._wake:
+                job = self._backlog.take(time.monotonic())
+                if job is None:
+                    self._wake.wait(self._idle_s())
+            if job is not None:
+                self._check(job)
+
+    def ask(self, request: Request) -> None:
+        """The parent wants this one; called from the thread that reads stdin."""
+        with self._wake:
+            self._backlog.ask(request.run, request.name)
+            self._wake.notify()
+
+    # --- learning of checkpoints ------------------------------------------------------------------
+
+    def _appeared(self, run: str, name: str | None) -> None:
+        """Something appeared; called from watchdog's threads."""
+        if name is None:
+            with self._wake:
+                self._list_at = 0.0
+                self._wake.notify()
+        elif parse_step_folder(name) is not None:
+            signature = stat_signature(self._root.path / run / name)
+            with self._wake:
+                self._backlog.saw(run, name, signature, time.monotonic())
+                self._wake.notify()
+
+    def _events_lost(self, reason: str) -> None:
+        """Called from watchdog's threads, or the one that looks after them."""
+        with self._wake:
+            self._lost = self._lost or reason
+            self._try_events_at = 0.0
+            self._wake.notify()
+
+    def _tend_events(self) -> None:
+        now = time.monotonic()
+        if self._lost and now >= self._try_events_at:
+            first = self._lost == "starting"
+            if not first and self._try_events_at == 0.0:  # just lost
+                self._poll_from_now(self._lost)
+                return
+            self._lost = ""
+            if reason := self._watch.start():
+                self._poll_from_now(reason)
+            else:
+                self._send(WatchState("events", ""))
+            self._list_at = 0.0
+
+    def _poll_from_now(self, reason: str) -> None:
+        self._watch.stop()
+        self._lost = reason
+        self._try_events_at = time.monotonic() + _RETRY_EVENTS_S
+        self._list_at = 0.0
+        self._send(WatchState("polling", reason))
+        self._complain(f"verifier.polling every {self._poll_s:g} s: {reason}")
+
+    def _list_everything(self) -> None:
+        started = time.monotonic()
+        runs = list(_runs(self._root.path))
+        if not self._lost:
+            _, reason = self._watch.follow(
+                runs
+            )  # before the listing: what appears between them causes an event
+            if reason:
+                self._poll_from_now(reason)
+        for run in runs:
+            self._read_marks(run)
+            self._list_run(run)
+        took = time.monotonic() - started
+        pause = self._poll_s if self._lost else self._rescan_s
+        self._list_at = time.monotonic() + max(pause, _LISTING_SHARE * took)
+
+    def _list_run(self, run: str) -> None:
+        run_dir = self._root.path / run
+        try:
+            names = [name for name in _folders(run_dir) if parse_step_folder(name) is not None]
+        except OSError as error:
+            self._complain(f"verifier.unreadable run={run} {error}")
+            return
+        signatures = {name: stat_signature(run_dir / name) for name in names}
+        with self._wake:
+            now = time.monotonic()
+            for name, signature in signatures.items():
+                self._backlog.saw(run, name, signature, now)
+            self._backlog.listed(run, signatures.keys())
+
+    def _read_marks(self, run: str) -> None:
+        """Learn once what was verified in earlier lives, so that a restart doesn't read everything again."""
+        if run in self._marks_read:
+            return
+        self._marks_read.add(run)
+        try:
+            verified = [entry for entry in read_series(self._root, run).entries if entry.verified]
+        except (OSError, CkptdError) as error:
+            self._complain(f"verifier.marks_unread run={run} {error}")
+            return
+        with self._wake:
+            for entry in verified:
+                self._backlog.known_good(run, entry.name, stat_signature(entry.path))
+
+    # --- checking ---------------------------------------------------------------------------------
+
+    def _check(self, job: Job) -> None:
+        path = self._root.path / job.run / job.name
+        with self._wake:
+            if not self._backlog.needs_check(job, stat_signature(path), time.monotonic()):
+                return
+        try:
+            report = check(path, uncached=True)
+        except OSError as error:  # not a fault of the checkpoint: no descriptors, no memory, no permission
+            self._complain(f"verifier.check_failed run={job.run} name={job.name} {error}")
+            report = None
+        after = stat_signature(path)
+        with self._wake:
+            now = time.monotonic()
+            if report is None:
+                self._backlog.put_off(job, after, now + self._rescan_s)
+                return
+            goes_out = self._backlog.may_report(
+                job, now, ok=report.ok, gone=report.gone, before=report.stat_signature, after=after
+            )
+        if goes_out:
+            self._send(Verdict(job.run, report))
+
+    # --- small ------------------------------------------------------------------------------------
+
+    def _idle_s(self) -> float:
+        now = time.monotonic()
+        due = [self._list_at - now]
+        if (soonest := self._backlog.due_in(now)) is not None:
+            due.append(soonest)
+        if self._lost:
+            due.append(self._try_events_at - now)
+        return max(0.0, min(due))
+
+    def _complain(self, text: str) -> None:
+        """Once in this process's life: a rescan every few seconds must not fill the log."""
+        if text not in self._complained:
+            self._complained.add(text)
+            self._send(LogLine(logging.WARNING, text))
+
+
+class Sender:
+    """Writes lines to the parent, whole, from any thread."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+
+    def __call__(self, line: Line) -> None:
+        data = memoryview(to_line(line))
+        with self._lock:
+            while data:
+                try:
+                    data = data[os.write(self._fd, data) :]
+                except BrokenPipeError:  # the parent is gone, and so is the reason to be here
+                    os._exit(0)
+
+
+def _runs(root: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError):  # the root itself is unreadable for now: the next listing shows
+        for name in _folders(root):
+            with contextlib.suppress(InvalidArgument):
+                yield check_run_name(name)
+
+
+def _folders(path: Path) -> list[str]:
+    with os.scandir(path) as found:
+        return [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
+
+
+def _read_requests(loop: VerifierLoop) -> None:
+    for data in sys.stdin.buffer:
+        with contextlib.suppress(ProtocolError):
+            line = from_line(data)
+            if isinstance(line, Request):
+                loop.ask(line)
+    os._exit(0)  # the parent closed our stdin or died; nothing here needs to be finished
+
+
+def _live_as_child(parent: int) -> None:
+    """Low priority, and no life after the parent's."""
+    os.nice(19)  # the priority of its I/O follows from it
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(0)
+    os.chdir("/")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the verifier; the arguments are those that `Verifier` gives."""
+    parser = argparse.ArgumentParser(prog="ckptd_daemon.verify.verifier")
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    for option in ("--rescan-s", "--poll-s", "--settle-s"):
+        parser.add_argument(option, type=float, required=True)
+    arguments = parser.parse_args(argv)
+    _live_as_child(arguments.parent)
+    loop = VerifierLoop(
+        Root.for_reading(arguments.root), Sender(sys.stdout.fileno()),
+        rescan_s=arguments.rescan_s, poll_s=arguments.poll_s, settle_s=arguments.settle_s,
+    )  # fmt: skip
+    threading.Thread(target=_read_requests, args=(loop,), name="requests", daemon=True).start()
+    loop.run()
+
+
+if __name__ == "__main__":
+    main()
