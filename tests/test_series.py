@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ckptd.disk.decisions import write_birth
+from ckptd.disk.rootdir import Root
 from ckptd.disk.series import best, checkpoints, latest_valid, read_series, runs, select
 from ckptd.errors import InvalidArgument, NothingThere
 from run_damage import flip, rewound
@@ -88,10 +89,7 @@ def test_in_a_run_with_nothing_of_its_own_a_foreign_checkpoint_is_adopted(
     shutil.copytree(done.path, root / "default" / done.name)
     assert latest_valid(root).name == done.name  # type: ignore[union-attr]
     assert read_series(Writer(tmp_path / "fresh2").root, "default").run_id == RUN_ID
-    assert (
-        read_series(__import__("ckptd.disk.rootdir").rootdir.Root.for_reading(root), "default").run_id
-        == RUN_ID
-    )
+    assert read_series(Root.for_reading(root), "default").run_id == RUN_ID
     write_birth(root / "default", OTHER)
     assert latest_valid(root).name == done.name  # type: ignore[union-attr]
 
