@@ -32,6 +32,7 @@ from ckptd.errors import (
 )
 from ckptd.format.records import read_index
 from ckptd.link import resume, session
+from ckptd.snapshot.slots import Slot, SlotState
 from ckptd_places import daemon_of, end_daemon, places
 from fake_daemon import wait_until
 
@@ -467,3 +468,42 @@ def test_waiting_has_a_bound_that_must_be_finite(root: Path) -> None:
         with pytest.raises(InvalidArgument, match="timeout_s"):
             client.wait(float("inf"))
         assert issubclass(TimedOut, TimeoutError)
+
+
+def test_a_notice_lost_with_the_daemon_is_made_up_for_from_disk(root: Path) -> None:
+    with ckptd.Client(root) as starter:
+        starter.drain()
+        client = ckptd.Client(root, run="second", daemon="attach", start_timeout_s=1)
+        try:
+            ticket = client.snapshot(1, {"a": torch.ones(10)})
+            folder = root / "second" / "step-000000001"
+            slots = [Slot.open(path) for path in Path(os.environ["CKPTD_SHM_DIR"]).rglob("slot-*")]
+            wait_until(
+                lambda: folder.is_dir() and all(slot.header().state == SlotState.FREE for slot in slots)
+            )
+            for slot in slots:
+                slot.close()
+            end_daemon(root)  # and with it what its socket had sent and nobody had read
+            assert ticket.wait("committed", timeout_s=20).path == folder
+        finally:
+            client.close()
+
+
+def test_a_run_with_only_abandoned_checkpoints_is_no_fresh_start(root: Path) -> None:
+    state = make()
+    with ckptd.Client(root, daemon="off") as client:
+        for step in (1, 2):
+            client.snapshot(step, state)
+    with ckptd.Client(root, daemon="off") as client:
+        client.restore(state, step=1)
+        client.snapshot(3, state)
+    for step in (1, 3):
+        shutil.rmtree(root / "default" / f"step-{step:09d}")
+    shutil.copytree(root / "default" / "step-000000002", root / "default" / "step-000000003")
+    (root / "default" / "step-000000003" / "index.json").unlink()
+    with (
+        ckptd.Client(root, daemon="off") as client,
+        pytest.warns(CheckpointWarning),
+        pytest.raises(RestoreFailed),
+    ):
+        client.restore(state)

@@ -10,6 +10,7 @@ import time
 from typing import Any, Final
 
 from ckptd.disk.rootdir import Root
+from ckptd.disk.series_entries import read_series
 from ckptd.errors import CkptdError, NoDaemon, ProtocolError
 from ckptd.link import wire
 from ckptd.link.failures import Failures
@@ -38,6 +39,7 @@ class DaemonLink:
         self, root: Root, run: str, client_id: str, *, mode: DaemonMode, slots: int, failures: Failures
     ) -> None:
         self.owner = (client_id, run)
+        self._root = root
         self.session = Session(root, run, client_id, mode)
         self.outbox = Outbox(client_id, root.run_dir(run), failures)
         self._slots, self._wanted, self._slot_bytes = SlotSet(client_id, run), slots, 0
@@ -78,6 +80,24 @@ class DaemonLink:
         self.asked_at = time.monotonic()
         for ticket in [*(staged.ticket for staged in self.outbox.staged), *self.outbox.watched()]:
             self.session.send(wire.Resolve(id=0, client_id=self.owner[0], snapshot=ticket.snapshot))
+
+    def look_on_disk(self) -> None:
+        """With no daemon to ask: what has left its slot and lies in the run was committed, and its notice was lost.
+
+        A slot is freed only after its checkpoint is durable; one still in its slot waits for the next daemon.
+        """
+        out = {staged.ticket.snapshot for staged in self.outbox.staged if not staged.in_slot()}
+        if not out:
+            return
+        with contextlib.suppress(OSError, CkptdError):  # then it can't be told, which is what the caller says
+            for entry in read_series(self._root, self.owner[1]).entries:
+                index = entry.index
+                if index is not None and index.client_id == self.owner[0] and index.snapshot in out:
+                    notice = Notice(
+                        id=0, client_id=index.client_id, snapshot=index.snapshot, step=index.step,
+                        state="committed", sequence=index.sequence, name=entry.name,
+                    )  # fmt: skip
+                    self.outbox.take(notice, time.monotonic())
 
     def _take(self, reply: wire.Reply) -> None:
         if isinstance(reply, Notice):

@@ -25,6 +25,7 @@ __all__ = ["DaemonWriter"]
 _SLICE_S: Final = 0.05  # how long one look waits
 _SILENCE_S: Final = 5.0  # a wait asks again after so long without news: a notice may have been lost
 _NO_NEWS_S: Final = 1.0  # bound of a snapshot's wait after one in which the daemon said nothing at all
+_DISK_EVERY_S: Final = 1.0  # with no daemon to ask, how often a wait looks on disk for what it waits for
 _GROW_EVERY_S: Final = 1.0  # a daemon whose slots don't fit isn't asked more often than this
 
 
@@ -50,6 +51,7 @@ class DaemonWriter:
         self._failures, self._start_timeout_s = failures, start_timeout_s
         self._link = DaemonLink(root, run, client_id, mode=mode, slots=slots, failures=failures)
         self._silent_at: float | None = None
+        self._disk_at = 0.0
         self._abandoned = False
 
     def open(self) -> None:
@@ -195,6 +197,7 @@ class DaemonWriter:
             try:
                 self.wait_all(timeout_s, no_daemon_s=min(timeout_s, self._start_timeout_s))
             except CkptdError as error:
+                self._link.look_on_disk()
                 self._link.outbox.give_up(error)
             self._link.detach(min(ANSWER_S, max(0.5, deadline - time.monotonic())))
             self._link.close()
@@ -222,6 +225,9 @@ class DaemonWriter:
         if now - max(started, link.session.last_heard, link.asked_at) > _SILENCE_S:
             link.ask_again()
         if not link.session.connected:
+            if now - self._disk_at > _DISK_EVERY_S:
+                self._disk_at = now
+                link.look_on_disk()
             over = no_daemon_s is not None and now - started >= no_daemon_s
             if over or isinstance(link.session.trouble, RunTaken):
                 raise link.no_daemon()

@@ -22,7 +22,7 @@ from ckptd.tensors.restoring import RestoreReport, apply_state
 
 __all__ = ["Resumed", "restore"]
 
-_LISTINGS: Final = 5  # retention may remove what was listed a moment ago; then the run is listed again
+_LISTINGS: Final = 20  # retention may remove what was listed a moment ago; then the run is listed again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +77,7 @@ def _restore_run(
     Raises:
         NothingThere: There is none of this step.
         RestoreFailed: There are some, and every one fails its checks. The state is untouched.
+        CheckpointGone: Retention took each one while it was read, several times over. The state is untouched.
         StateMismatch: The checkpoint is whole and doesn't fit the state, which is untouched.
     """
     passed: dict[str, PassedOver] = {}
@@ -84,7 +85,12 @@ def _restore_run(
         series = read_series(root, run)
         chosen = candidates(series) if step is None else _of_step(series, check_step(step))
         if not chosen and step is None:
-            break
+            if not series.entries:
+                break
+            raise RestoreFailed(
+                "all checkpoints are abandoned", where=str(root.run_dir(run)),
+                todo="look with: ckptd list; restore one of them with step= or source=",
+            )  # fmt: skip
         gone = False
         for entry in chosen:
             try:
@@ -98,11 +104,13 @@ def _restore_run(
                 return _apply(state, loaded, entry.path, run_id, only, strict, tuple(passed.values()))
         if not gone:
             break
+    else:
+        raise CheckpointGone("checkpoints keep vanishing while they are read", where=str(root.run_dir(run)))
     if not passed and step is None:
         return None
     raise RestoreFailed(
         "no checkpoint could be restored", where=str(root.run_dir(run)),
-        seen="; ".join(f"{one.name}: {one.reason}" for one in passed.values()) or "they keep vanishing",
+        seen="; ".join(f"{one.name}: {one.reason}" for one in passed.values()),
         todo="look with: ckptd list; restore another one with step= or source=",
     )  # fmt: skip
 
