@@ -102,9 +102,10 @@ def test_a_failure_is_a_warning_and_the_next_snapshot_works(
     with ckptd.Client(root, daemon="off") as client:
         with monkeypatch.context() as patched:
             patched.setattr(inline_writer, "commit_snapshot", fails)
-            with pytest.warns(CheckpointWarning, match=f"step 1 was not saved: {error.what}"):
+            with pytest.warns(CheckpointWarning, match=f"step 1 was not saved: {error.what}") as said:
                 ticket = client.snapshot(1, state_of(1.0))
             assert ticket.state == state
+            assert [warning.filename for warning in said] == [__file__]  # the caller's own line
         assert client.snapshot(2, state_of(2.0)).state == "committed"
         buffer = client._writer._buffer
     assert buffer.closed  # the error in the ticket doesn't keep the state's memory

@@ -6,17 +6,20 @@ are warnings at first and an error once nothing was committed for `max_unsaved_s
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+import ckptd
 from ckptd.errors import CheckpointWarning, CkptdError, SaveFailed
 
 __all__ = ["Failure", "Failures", "warn"]
 
-_PACKAGE: Final = str(Path(__file__).parent)
+#: Where a warning is never said to come from: the whole package, with the separator behind it.
+_PACKAGE: Final = str(Path(ckptd.__file__).parent) + os.sep
 _MAX_KEPT: Final = 100
 
 
