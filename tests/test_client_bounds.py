@@ -398,6 +398,19 @@ def test_once_nothing_was_committed_for_max_unsaved_s_a_failure_is_an_error(
         client._failures.committed(0.0, others_wait=False)
 
 
+def test_saving_resumes_by_itself_after_the_error_about_max_unsaved_s(root: Root, fake: FakeDaemon) -> None:
+    with client_of(root, max_unsaved_s=0.0) as client:
+        fake.fail = NoSpace("the disk is full")
+        client.snapshot(1, state_of(1.0))
+        with pytest.warns(CheckpointWarning, match="step 1"), pytest.raises(SaveFailed):
+            client.wait(5)
+        fake.fail = None
+        with pytest.raises(SaveFailed, match="nothing was committed"):
+            client.snapshot(2, state_of(2.0))
+        client.wait(5)  # step 2 was taken and is committed: nothing more to complain about
+        assert client.snapshot(3, state_of(3.0)).wait(timeout_s=5).state == "committed"
+
+
 def test_a_failure_raised_by_a_ticket_is_not_said_again(root: Root, fake: FakeDaemon) -> None:
     fake.fail = SaveFailed("input/output error")
     with client_of(root) as client:

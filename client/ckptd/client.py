@@ -137,13 +137,13 @@ class Client:
             InvalidArgument: A step or metric that can't be right. Nothing was taken.
             SharedMemoryTooSmall: The state doesn't fit into shared memory. Nothing was taken.
             CkptdError: What went wrong with an earlier snapshot, with on_error="raise".
-            SaveFailed: Nothing was committed for max_unsaved_s.
+            SaveFailed: Nothing was committed for max_unsaved_s. This snapshot was tried all the same.
         """
         self._check_open()
         step, plain = check_step(step), plain_metrics(metrics)
         with self._writer.lock:
             self._writer.look()
-            self._failures.surface(time.monotonic())
+            self._failures.say()
             ticket = self._recorder.take(step, state, plain)
             self._failures.surface(time.monotonic())
             return ticket

@@ -85,12 +85,7 @@ class Failures:
             CkptdError: With on_error="raise" the first failure; else SaveFailed once nothing was committed
                 for max_unsaved_s. With may_raise=False (an exception is on its way already) nothing.
         """
-        while self._unsaid:
-            failure = self._unsaid.pop(0)
-            error = _with_step(failure)
-            if self._on_error == "raise" and may_raise:
-                raise error from failure.error
-            warn(str(error))
+        self.say(may_raise=may_raise)
         since, last = self._unsaved_since, self._last
         if may_raise and last is not None and since is not None and now - since > self._max_unsaved_s:
             raise SaveFailed(
@@ -99,6 +94,19 @@ class Failures:
                 wanted=f"at least once in {self._max_unsaved_s:g} s",
                 todo=last.error.todo or "remove the cause, or raise max_unsaved_s",
             ) from last.error  # fmt: skip
+
+    def say(self, *, may_raise: bool = True) -> None:
+        """Say what wasn't said yet, however long nothing was committed: for a caller who is about to try again.
+
+        Raises:
+            CkptdError: With on_error="raise" the first failure.
+        """
+        while self._unsaid:
+            failure = self._unsaid.pop(0)
+            error = _with_step(failure)
+            if self._on_error == "raise" and may_raise:
+                raise error from failure.error
+            warn(str(error))
 
 
 def _with_step(failure: Failure) -> CkptdError:
