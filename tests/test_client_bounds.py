@@ -15,6 +15,7 @@ import torch
 import ckptd
 from ckptd.disk.rootdir import Root
 from ckptd.errors import (
+    BadRoot,
     CheckpointWarning,
     CorruptCheckpoint,
     NoDaemon,
@@ -310,6 +311,13 @@ def test_a_run_that_was_taken_meanwhile_is_said_at_the_next_wait(
 def test_no_daemon_at_all_is_an_error_at_the_start_with_attach(root: Root) -> None:
     with pytest.raises(NoDaemon, match="ckptd start"):
         client_of(root)
+
+
+def test_a_client_that_insists_on_a_daemon_leaves_a_folder_without_one_as_it_was(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises((NoDaemon, BadRoot), match=str(path)):
+            ckptd.Client(path, daemon="attach", start_timeout_s=0.5)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_live_client_is_refused_by_pid(

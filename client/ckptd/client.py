@@ -43,7 +43,7 @@ class Client:
     still waits for its last snapshots, and says on stderr what it couldn't save.
 
     Args:
-        root: Folder of all runs; made when missing (not with daemon="attach").
+        root: Folder of all runs; made when missing (with daemon="attach" nothing is made).
         run: Name of this run. One live client per run.
         daemon, cadence, slots, on_busy, on_error, sharding, busy_timeout_s, start_timeout_s, close_timeout_s,
             max_unsaved_s: See ckptd.link.client_options.ClientOptions.
@@ -80,7 +80,7 @@ class Client:
             close_timeout_s=close_timeout_s, max_unsaved_s=max_unsaved_s,
         )  # fmt: skip
         self._run, self._client_id = check_run_name(run), uuid.uuid4().hex
-        self._root = Root.open(root, create=daemon != "attach")
+        self._root = Root.for_reading(root) if daemon == "attach" else Root.open(root, create=True)
         self._failures = Failures(on_error, max_unsaved_s)
         who = (self._root, self._run, self._client_id)
         self._writer = make_writer(*who, options, self._failures)
