@@ -146,6 +146,22 @@ def test_missing_parents_are_made_and_a_file_in_the_way_is_an_error(tmp_path: Pa
         durable.make_dirs(tmp_path / "a" / "file" / "d")
 
 
+def test_a_folder_whose_name_could_not_be_made_durable_is_not_taken_for_durable_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fails)
+        with pytest.raises(durable.FsyncFailed):
+            durable.make_dirs(tmp_path / "run")
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "fsync_dir", synced.append)
+    durable.make_dirs(tmp_path / "run")
+    assert synced == [tmp_path]
+
+
 def test_removing_a_tree_follows_no_link(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

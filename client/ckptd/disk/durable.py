@@ -178,6 +178,7 @@ def make_dirs(path: Path) -> None:
 
     Raises:
         FileExistsError: path, or a part of it, exists and is no folder.
+        FsyncFailed: path is removed again: to the next call it would look durable.
         OSError: Some of the parents may have been made.
     """
     if path.is_dir():
@@ -188,7 +189,12 @@ def make_dirs(path: Path) -> None:
     except FileExistsError:
         if not path.is_dir():
             raise
-    fsync_dir(path.parent)
+    try:
+        fsync_dir(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):  # somebody else has put something into it
+            path.rmdir()
+        raise
 
 
 def make_dir_new(path: Path) -> None:
