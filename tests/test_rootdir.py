@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptd.disk import durable
 from ckptd.disk.rootdir import DaemonRecord, Root, own_start, private_dir, process_started
 from ckptd.errors import BadRoot, InvalidArgument
 
@@ -66,6 +67,17 @@ def test_many_that_open_a_fresh_root_at_once_agree_on_its_id(tmp_path: Path) -> 
         thread.join()
     assert len(ids) == 8
     assert len(set(ids)) == 1
+
+
+def test_a_root_that_somebody_else_made_is_made_durable_when_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    (root / ".ckptd").mkdir(parents=True, mode=0o700)  # by a script, or by a writer that died before its sync
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "fsync_dir", synced.append)
+    Root.open(root, create=True)
+    assert {root, root.parent} <= set(synced)
 
 
 def test_opening_for_reading_writes_nothing(tmp_path: Path) -> None:

@@ -219,7 +219,13 @@ def _checked_root(path: Path, *, create: bool, writing: bool) -> Path:
 def _make_service_dir(service: Path) -> None:
     with contextlib.suppress(FileExistsError):
         service.mkdir(mode=0o700)
-        durable.fsync_dir(service.parent)
+    root = service.parent
+    # Whoever made the root, or died while making something in it, may not have synced its name or theirs.
+    durable.fsync_dir(root)
+    with contextlib.suppress(
+        PermissionError
+    ):  # a folder above may be closed to us; its owner synced it or not
+        durable.fsync_dir(root.parent)
     if not stat.S_ISDIR(os.lstat(service).st_mode):
         raise NotADirectoryError(f"{service} is not a folder")
 
