@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptd.disk import durable
 from ckptd.disk.decisions import Fork, read_decisions, write_birth, write_fork
 
 RUN_ID = "ab" * 16
@@ -32,6 +33,26 @@ def test_the_same_fork_is_recorded_once(tmp_path: Path) -> None:
     for _ in range(3):
         write_fork(tmp_path, 8, 3, "step-000000400")
     assert len(files(tmp_path)) == 1
+
+
+def test_a_fork_whose_sync_failed_is_synced_by_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failing = durable.fsync_dir, [tmp_path / "decisions"]
+    (tmp_path / "decisions").mkdir()
+
+    def fsync_dir(path: Path) -> None:
+        if path in failing:
+            raise durable.FsyncFailed(5, "Input/output error")
+        real(path)
+
+    monkeypatch.setattr(durable, "fsync_dir", fsync_dir)
+    for _ in range(2):
+        with pytest.raises(durable.FsyncFailed):
+            write_fork(tmp_path, 5, 2, "step-000000003")
+    failing.clear()
+    write_fork(tmp_path, 5, 2, "step-000000003")
+    assert len(list((tmp_path / "decisions").iterdir())) == 1
 
 
 def test_any_changed_byte_makes_a_decision_unreadable_and_is_never_ignored(tmp_path: Path) -> None:

@@ -115,6 +115,7 @@ def write_fork(run_dir: Path, sequence: int, parent: int | None, name: str) -> N
         OSError: Nothing was recorded, unless only the folder's sync failed.
     """
     if Fork(sequence, parent, name) in read_decisions(run_dir).forks:
+        durable.fsync_dir(run_dir / DECISIONS_DIR)  # the try that recorded it may have failed at this
         return
     _write(run_dir, sequence, "fork", {"sequence": sequence, "parent": parent, "name": name})
 
