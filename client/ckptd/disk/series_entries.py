@@ -78,6 +78,7 @@ class Series:
         entries: By sequence; those without one where their step would be.
         decisions: All of them.
         line: The line that ends at the head.
+        quarantined: Sequence and folder name of each checkpoint of the line that was found corrupt and moved.
         known_sequences: Seen in folders, temp, trash, quarantine, decisions.
         next_sequence: One more than those and what the run's index knows. Slots may know higher ones.
     """
@@ -88,6 +89,7 @@ class Series:
     entries: tuple[Entry, ...]
     decisions: Decisions
     line: Line
+    quarantined: tuple[tuple[int, str], ...]
     known_sequences: frozenset[int]
     next_sequence: int
 
@@ -104,6 +106,7 @@ class Listing:
     steps: frozenset[str] = frozenset()
     temp: frozenset[int] = frozenset()
     moved: frozenset[int] = frozenset()  #: sequences in trash and quarantine
+    quarantined: frozenset[tuple[int, str]] = frozenset()
 
 
 def read_series(root: Root, run: str) -> Series:
@@ -131,7 +134,8 @@ def read_series(root: Root, run: str) -> Series:
     return Series(
         run=run, run_id=run_id, run_dir=run_dir,
         entries=tuple(_placed(read, line, cache)), decisions=decisions,
-        line=line, known_sequences=known, next_sequence=highest + 1,
+        line=line, quarantined=tuple(sorted(held for held in listing.quarantined if held[0] in line)),
+        known_sequences=known, next_sequence=highest + 1,
     )  # fmt: skip
 
 
@@ -143,10 +147,10 @@ def list_run(run_dir: Path) -> Listing:
             steps.add(name)
         elif work := parse_work_folder(name):
             (temp if work[0] == "tmp" else moved).add(work[1])
-    for name, _ in _names(run_dir / QUARANTINE_DIR):
-        if held := parse_quarantine_folder(name):
-            moved.add(held[1])
-    return Listing(frozenset(steps), frozenset(temp), frozenset(moved))
+    named = ((parse_quarantine_folder(name), name) for name, _ in _names(run_dir / QUARANTINE_DIR))
+    quarantined = frozenset((held[1], name) for held, name in named if held is not None)
+    moved |= {sequence for sequence, _ in quarantined}
+    return Listing(frozenset(steps), frozenset(temp), frozenset(moved), quarantined)
 
 
 def position_after(series: Series, descriptor: Descriptor, sequence: int, *, run_id: str) -> Position:
@@ -161,12 +165,25 @@ def position_after(series: Series, descriptor: Descriptor, sequence: int, *, run
 def candidates(series: Series) -> list[Entry]:
     """What the latest may be, newest first: the run's own on the line, else, when it has none, foreign ones.
 
-    Incomplete and corrupt ones are among them, so that they can be said to be passed over.
+    Incomplete and corrupt ones are among them, also those in quarantine, so that they can be said to be
+    passed over, and a run whose checkpoints all failed doesn't look like one that never began.
     """
     line = [entry for entry in reversed(series.entries) if entry.on_line]
     if any(entry.own for entry in line):
-        return [entry for entry in line if entry.own or entry.index is None]
+        line = [entry for entry in line if entry.own or entry.index is None]
+    for sequence, folder in series.quarantined:
+        later = [at for at, entry in enumerate(line) if entry.own and (entry.sequence or 0) > sequence]
+        line.insert(later[-1] + 1 if later else 0, _quarantined(series.run_dir, folder))
     return line
+
+
+def _quarantined(run_dir: Path, folder: str) -> Entry:
+    name, _ = parse_quarantine_folder(folder) or (folder, 0)
+    step, repeat = parse_step_folder(name) or (0, 0)
+    return Entry(
+        name=name, path=run_dir / QUARANTINE_DIR / folder, step=step, repeat=repeat, index=None,
+        status="corrupt", reason=f"it failed its check and lies in {QUARANTINE_DIR}/{folder}",
+    )  # fmt: skip
 
 
 def _names(folder: Path) -> list[tuple[str, bool]]:

@@ -1,0 +1,85 @@
+"""A real daemon in a process of its own, whose disk fails or stalls where and while a test says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ckptd_places import daemon_of
+from fake_daemon import wait_until
+
+# The orders are read anew at each call, so that a test can withdraw them while the daemon runs.
+_SCRIPT = """
+import errno, fnmatch, os, sys, time
+from pathlib import Path
+from ckptd_daemon.__main__ import main
+
+orders, write, mkdir = Path(sys.argv.pop(1)), os.write, os.mkdir
+
+def obey(call, path):
+    while True:
+        try:
+            what, where, how = orders.read_text().split()
+        except (OSError, ValueError):
+            return
+        if what != call or not fnmatch.fnmatch(path, where):
+            return
+        if how != "stall":
+            code = getattr(errno, how)
+            raise OSError(code, os.strerror(code), path)
+        orders.with_name("stalled").touch()
+        time.sleep(0.005)
+
+def obedient_write(fd, data):
+    obey("write", os.readlink(f"/proc/self/fd/{fd}"))
+    return write(fd, data)
+
+def obedient_mkdir(path, *more, **options):
+    obey("mkdir", os.fspath(path))
+    return mkdir(path, *more, **options)
+
+os.write, os.mkdir = obedient_write, obedient_mkdir
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class ObstructedDaemon:
+    """What a test says to it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], orders: Path) -> None:
+        self.process, self._orders = process, orders
+
+    def obstruct(self, call: str, path: str, how: str) -> None:
+        """From now on `call` ("write", "mkdir") of paths like `path` stalls ("stall") or fails (an errno)."""
+        self.clear()
+        draft = self._orders.with_name("draft")
+        draft.write_text(f"{call} {path} {how}")
+        draft.rename(self._orders)
+
+    def clear(self) -> None:
+        """The disk works again."""
+        self._orders.unlink(missing_ok=True)
+        self._orders.with_name("stalled").unlink(missing_ok=True)
+
+    def wait_until_stalled(self) -> None:
+        wait_until(self._orders.with_name("stalled").exists)
+
+
+@contextmanager
+def obstructed_daemon(root: Path, *flags: str) -> Iterator[ObstructedDaemon]:
+    """Serves `root`, as leader of its own process group; killed at the end if it is still there."""
+    control = root.parent / f"{root.name}-orders"
+    control.mkdir()
+    command = [sys.executable, "-c", _SCRIPT, str(control / "orders"), "--root", str(root), *flags]
+    with subprocess.Popen(command, start_new_session=True, env=os.environ) as process:
+        try:
+            wait_until(lambda: daemon_of(root) is not None or process.poll() is not None)
+            assert process.poll() is None
+            yield ObstructedDaemon(process, control / "orders")
+        finally:
+            if process.poll() is None:
+                process.kill()
