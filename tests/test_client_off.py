@@ -16,7 +16,7 @@ from ckptd.disk.rootdir import Root
 from ckptd.errors import CheckpointWarning, CkptdError, NoSpace, OutcomeUnknown, RootLocked, SaveFailed
 from ckptd.link import inline_writer
 from ckptd.link.staging import Payload, fill
-from ckptd.names import work_folder
+from ckptd.names import parse_work_folder, work_folder
 from ckptd.snapshot.slots import Slot
 from ckptd_places import daemon_of, places
 from fake_daemon import wait_until
@@ -131,12 +131,27 @@ def test_what_a_killed_writer_left_is_cleared_away(root: Path) -> None:
         left = root / "default" / work_folder(kind, 7)
         left.mkdir()
         (left / "model.shard-000.pt").write_bytes(b"half")
+    for folder in (root, root / ".ckptd", root / "default" / "decisions"):
+        (folder / work_folder("tmp", 0)).write_bytes(b"half")
     foreign = root / "default" / ".tmp-notes"
     foreign.mkdir()
     with ckptd.Client(root, daemon="off") as client:
         names = {path.name for path in (root / "default").iterdir()}
         assert names == {"step-000000001", "decisions", ".tmp-notes"}
+        assert not [path for path in root.rglob("*") if parse_work_folder(path.name)]
+        # A sequence that was seen is never given again, though what carried it is gone.
+        assert client.snapshot(2, state_of(2.0)).sequence == 8
+
+
+def test_a_birth_that_can_not_be_read_is_not_followed_by_a_second_one(root: Path) -> None:
+    with ckptd.Client(root, daemon="off") as client:
+        client.snapshot(1, state_of(1.0))
+    (birth,) = (root / "default" / "decisions").iterdir()
+    birth.write_bytes(birth.read_bytes().replace(b"birth", b"berth"))
+    with ckptd.Client(root, daemon="off") as client:
         client.snapshot(2, state_of(2.0))
+        assert [one.step for one in client.checkpoints()] == [1, 2]
+    assert list((root / "default" / "decisions").iterdir()) == [birth]
 
 
 def test_the_sequence_of_a_snapshot_that_waits_in_shared_memory_is_not_given_again(root: Path) -> None:

@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from ckptd.disk import durable
 from ckptd.disk.commit import commit_snapshot
-from ckptd.disk.decisions import read_decisions, write_birth
+from ckptd.disk.decisions import write_birth
+from ckptd.disk.leftovers import sweep, sweep_run
 from ckptd.disk.lineage import Position
 from ckptd.disk.lock import RootLock
 from ckptd.disk.rootdir import Root
@@ -26,7 +27,6 @@ from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.link.failures import Failure, Failures, warn
 from ckptd.link.staging import Payload
 from ckptd.link.ticket import Ticket
-from ckptd.names import parse_work_folder
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import decode
 from ckptd.snapshot.slots import Slot, SlotHeader, SlotState
@@ -47,7 +47,7 @@ class InlineWriter:
         self._root, self._run, self._client_id, self._failures = root, run, client_id, failures
         self._root_lock = RootLock(root)
         self._buffer = mmap.mmap(-1, PAGE_ALIGNMENT)
-        self._highest_in_slots = 0
+        self._next_sequence = 1
 
     def open(self) -> None:
         """Take the lock; clear away what a killed writer left; find or give the run's id.
@@ -60,11 +60,14 @@ class InlineWriter:
         try:
             run_dir = self._root.run_dir(self._run)
             durable.make_dirs(run_dir)
-            for entry in list(run_dir.iterdir()):
-                if parse_work_folder(entry.name) is not None:
-                    durable.remove_tree(entry)
-            self.run_id = read_series(self._root, self._run).run_id or uuid.uuid4().hex
-            if read_decisions(run_dir).birth_run_id is None:
+            series = read_series(self._root, self._run)  # before the sweep: what it removes carries sequences
+            self._next_sequence = series.next_sequence
+            for folder in (self._root.path, self._root.service_dir):
+                sweep(folder)
+            sweep_run(run_dir)
+            self.run_id = series.run_id or uuid.uuid4().hex
+            # An unreadable decision may be the birth: a second one would make the run's id doubtful for ever.
+            if series.decisions.birth_run_id is None and not series.decisions.unreadable:
                 write_birth(run_dir, self.run_id)
             self._look_into_slots()
         except OSError as error:
@@ -122,7 +125,7 @@ class InlineWriter:
             series = read_series(self._root, self._run)
         except OSError as error:
             raise SaveFailed("the run can't be read", where=self._run, seen=str(error)) from error
-        sequence = max(series.next_sequence, self._highest_in_slots + 1)
+        sequence = max(series.next_sequence, self._next_sequence)
         return position_after(series, descriptor, sequence, run_id=self.run_id)
 
     # --- there is no daemon to wait for or to ask ------------------------------------------------
@@ -173,7 +176,7 @@ class InlineWriter:
 
     def _look_into_slots(self) -> None:
         waiting = list(_sealed(self._root))
-        self._highest_in_slots = max((header.sequence for header in waiting), default=0)
+        self._next_sequence = max([self._next_sequence, *(header.sequence + 1 for header in waiting)])
         if mine := [header for header in waiting if header.run == self._run]:
             warn(
                 f"run {self._run}: {len(mine)} snapshot(s) of an earlier client wait in shared memory; "

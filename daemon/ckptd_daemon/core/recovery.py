@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptd.disk import durable
+from ckptd.disk import leftovers
 from ckptd.disk.rootdir import Root
 from ckptd.errors import CkptdError, ProtocolError
-from ckptd.names import DECISIONS_DIR, QUARANTINE_DIR, check_run_name, parse_step_folder, parse_work_folder
+from ckptd.names import DECISIONS_DIR, check_run_name, parse_step_folder, parse_work_folder
 from ckptd.snapshot.slots import Slot, SlotHeader
 from ckptd_daemon.core.clients import Clients
 from ckptd_daemon.core.disk import Disk, RunFacts
@@ -41,18 +40,14 @@ def runs_on_disk(root: Root) -> list[str]:
 
 
 def sweep(root: Root) -> None:
-    """Remove temporary and trash folders and files, whatever they are by now. What can't be is said and left.
+    """Remove what a crash left anywhere in the root.
 
-    Called with the root's lock held, after the catalogues have seen which sequences they carry.
+    Called with the root's lock held, after the catalogues have seen which sequences it carries.
     """
-    places = [root.path, root.service_dir]
+    for folder in (root.path, root.service_dir):
+        leftovers.sweep(folder)
     for run in runs_on_disk(root):
-        run_dir = root.run_dir(run)
-        places += [run_dir, run_dir / DECISIONS_DIR, run_dir / QUARANTINE_DIR]
-    for place in places:
-        for path in _entries(place):
-            if parse_work_folder(path.name) is not None:
-                _remove(path)
+        leftovers.sweep_run(root.run_dir(run))
 
 
 def open_runs(disk: Disk, runs: list[str]) -> dict[str, RunFacts]:
@@ -133,23 +128,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _folders(parent: Path) -> Iterator[Path]:
-    for path in _entries(parent):
+    for path in leftovers.entries(parent):
         with contextlib.suppress(OSError):
             if stat.S_ISDIR(path.lstat().st_mode):
                 yield path
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        if not stat.S_ISDIR(os.lstat(folder).st_mode):
-            return []
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
-
-
-def _remove(path: Path) -> None:
-    try:
-        durable.remove_tree(path)
-    except OSError as error:
-        log.warning("leftover.not_removed path=%s error=%s", path, error)
