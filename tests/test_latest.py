@@ -122,6 +122,21 @@ def test_a_run_index_that_is_gone_or_wrong_costs_nothing(writer: Writer, data: b
     assert read_series(writer.root, "default").next_sequence == 3
 
 
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_a_run_index_that_is_no_file_is_none_and_nothing_waits_for_it(writer: Writer, kind: str) -> None:
+    writer.commit(1)
+    mark(writer, "step-000000001")
+    path = writer.run_dir / "index.json"
+    if kind == "link":
+        path.rename(writer.root.path / "elsewhere.json")
+        path.symlink_to(writer.root.path / "elsewhere.json")
+    else:
+        path.unlink()
+        os.mkfifo(path)
+    assert read_run_index(writer.run_dir) is None
+    assert latest(writer).name == "step-000000001"
+
+
 def test_any_changed_byte_of_a_run_index_makes_it_none(writer: Writer) -> None:
     writer.commit(1)
     summary = Summary(

@@ -7,11 +7,13 @@ mark counts only while name, sequence, index_sha256 and stat signature are those
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from ckptd.disk import durable
+from ckptd.disk.folder_files import read_small_file
 from ckptd.errors import CorruptCheckpoint
 from ckptd.format.fields import Fields
 from ckptd.format.strict_json import canonical, float_from_json, float_to_json, parse
@@ -74,11 +76,14 @@ class RunIndex:
 
 def read_run_index(run_dir: Path) -> RunIndex | None:
     """The run's index, or None when there is none or it can't be relied on."""
-    path = run_dir / INDEX_FILE
+    where = str(run_dir / INDEX_FILE)
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_RUN_INDEX_BYTES + 1)
-        return run_index_from_bytes(data, str(path))
+        folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            data = read_small_file(folder, INDEX_FILE, where, MAX_RUN_INDEX_BYTES)
+        finally:
+            os.close(folder)
+        return run_index_from_bytes(data, where)
     except (OSError, CorruptCheckpoint):
         return None  # a cache: to have none costs a rebuild, to trust a bad one costs checkpoints
 
