@@ -72,8 +72,11 @@ class OptimizerPlan:
                 key: _placed(key, value, before.get(key), match.parameter, groups[match.group])
                 for key, value in saved.items()
             }
-        names = {match.stored_as for match in self.matches}
-        for key in state.keys() - names:
+        others = state.keys() - {match.stored_as for match in self.matches}
+        for key in [key for key in self.optimizer.state if not isinstance(key, torch.Tensor)]:
+            if key not in others:
+                del self.optimizer.state[key]
+        for key in others:
             self.optimizer.state[key] = state[key]
 
     def _set_groups(self) -> None:
