@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from ckptd.disk.rootdir import Root
-from ckptd.errors import CheckpointGone, CorruptCheckpoint, NoSpace, OutcomeUnknown, SaveFailed
+from ckptd.errors import (
+    CheckpointGone,
+    CorruptCheckpoint,
+    NoSpace,
+    OutcomeUnknown,
+    ProtocolError,
+    SaveFailed,
+)
 from ckptd.snapshot.slots import Slot, SlotState
 from ckptd_daemon.core.disk import Disk
 from ckptd_daemon.core.lifecycle import State
@@ -207,6 +214,20 @@ def test_a_damaged_descriptor_fails_at_once_even_with_nobody_to_tell(rig: Rig) -
     snapshot = rig.accept(slot)
     rig.settle()
     assert snapshot.state is State.FAILED and slot.header().state is SlotState.FREE
+
+
+def test_a_header_destroyed_during_the_write_does_not_make_a_failure_of_a_commit(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
+        raise ProtocolError("no whole header")
+
+    slot = rig.sealed(CLIENT, 1)
+    monkeypatch.setattr(slot, "release", fails)
+    snapshot = rig.accept(slot)
+    rig.settle()
+    assert snapshot.state is State.COMMITTED and rig.words(1) == ["writing", "committed"]
+    assert "added step-000000001" in rig.events
 
 
 def test_a_descriptor_of_another_snapshot_is_refused(rig: Rig) -> None:

@@ -128,11 +128,11 @@ class Disk:
         self.worker.post(lambda: started(descriptor.step))
         catalogue = self._catalogue(header.run)
         if (name := catalogue.find(header.client_id, header.snapshot)) is not None:
-            slot.release()
+            _free(slot)
             return Written(name=name, step=descriptor.step, nbytes=0, seconds=0.0, earlier=True)
         slot.mark_writing(sequence)
         committed = self._write(catalogue, header, descriptor, slot.data, sequence)
-        slot.release()  # before the acknowledgement, and before anything could remove the checkpoint
+        _free(slot)  # before the acknowledgement, and before anything could remove the checkpoint
         catalogue.added(committed)
         return Written(
             name=committed.name, step=descriptor.step, nbytes=committed.bytes, seconds=committed.seconds
@@ -195,6 +195,15 @@ class Disk:
             committed.bytes / MIB / max(committed.seconds, 1e-6),
         )  # fmt: skip
         return committed
+
+
+def _free(slot: Slot) -> None:
+    try:
+        slot.release()
+    except (
+        ProtocolError
+    ) as error:  # its client destroyed the header meanwhile: nobody can adopt it again either
+        log.warning("slot.not_freed slot=%s error=%s", slot.name, error)
 
 
 def _check_same(header: SlotHeader, descriptor: Descriptor) -> None:
