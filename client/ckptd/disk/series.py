@@ -163,11 +163,9 @@ def select(root: AnyRoot, run: str, selector: str) -> Path:
     wanted = _wanted_step(selector)
     if wanted is None:
         raise InvalidArgument(
-            "not a selector",
-            where="SEL",
-            seen=repr(selector),
+            "not a selector", where="SEL", seen=repr(selector),
             wanted="latest, best, a step such as 1200 or 1200.2, or a path",
-        )
+        )  # fmt: skip
     opened = _opened(root)
     entries = [] if opened is None else read_series(opened, run).entries
     fitting = [e for e in entries if e.step == wanted[0] and wanted[1] in (None, e.repeat)]
@@ -229,6 +227,8 @@ def _steadily(root: Root, run: str, ask: Callable[[Series], Checkpoint | None]) 
 
 def _latest(series: Series, proof: _Proof) -> Checkpoint | None:
     found = _newest(series, candidates(series), proof)
+    if found is None and list_run(series.run_dir).steps != {entry.name for entry in series.entries}:
+        raise CheckpointGone("the run changed while it was read", where=str(series.run_dir))
     if found is None and proof.wait and series.entries:
         raise NoValidCheckpoint(
             "all checkpoints are abandoned", where=str(series.run_dir), todo="see ckptd list"

@@ -161,7 +161,7 @@ class Catalogue:
         self.rescan()
         self._view.read_decisions()
         self._retry_quarantine()
-        return prune(self._view, policy, self._trash) if self._committed else []
+        return prune(self._view, policy, self._trash, before=self._record_marks) if self._committed else []
 
     def summary(self) -> dict[str, Any]:
         """For `ckptd status`: counts, the newest committed and the newest verified one, what is wrong."""
@@ -179,6 +179,14 @@ class Catalogue:
         }  # fmt: skip
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _record_marks(self) -> None:
+        """Before a checkpoint goes, the index must say which verified one stays: who asks without waiting
+        would be told that nothing is verified."""
+        try:
+            self.write_index()
+        except OSError as error:
+            log.warning("index.not_written run=%s error=%s", self.run, error)
 
     def _problems(self) -> Iterator[str]:
         for entry in self._view.series.entries:

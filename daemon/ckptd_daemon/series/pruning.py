@@ -7,6 +7,7 @@ checkpoints that make it dispensable hasn't the files any more that were verifie
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckptd.errors import CorruptCheckpoint
@@ -35,11 +36,18 @@ def judged(view: RunView, policy: RetentionPolicy) -> list[Verdict]:
     return decide(view.candidates(), policy, unreadable=view.unreadable_decisions())
 
 
-def prune(view: RunView, policy: RetentionPolicy, trash: Trash) -> list[Removed]:
-    """Remove what the policy doesn't keep; what can't be removed is warned of and stays for the next time."""
+def prune(
+    view: RunView, policy: RetentionPolicy, trash: Trash, *, before: Callable[[], object] = lambda: None
+) -> list[Removed]:
+    """Remove what the policy doesn't keep; what can't be removed is warned of and stays for the next time.
+
+    `before` is called before the first one goes, if any does.
+    """
     _distrust_changed(view, policy)
     asked = (_removal(view, verdict) for verdict in judged(view, policy) if not verdict.keep)
     doomed = [removal for removal in asked if removal is not None]
+    if doomed:
+        before()
     gone = set(trash.throw([(removal.name, removal.sequence) for removal in doomed]))
     view.drop(gone)
     removed = [removal for removal in doomed if removal.name in gone]

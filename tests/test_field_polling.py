@@ -1,0 +1,174 @@
+"""Field cases 7 and 20: whoever asks or restores, beside a daemon that writes and removes, gets a whole one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptd
+from ckptd.disk.rootdir import Root
+from ckptd.errors import CheckpointGone
+from ckptd.link.resume import restore
+from ckptd_places import end_daemon, places
+from live_daemon import detached
+
+__all__ = ["places"]
+
+pytestmark = pytest.mark.slow
+
+WRITE_S = 3.0
+
+
+@pytest.fixture
+def root(places: Path) -> Iterator[Path]:
+    yield places
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"weights": torch.full((5000,), float(step)), "counter": step}
+
+
+def check_loaded(path: Path, step: int) -> None:
+    found = ckptd.load(path)
+    assert (found["counter"], set(found["weights"].tolist())) == (step, {float(step)})
+
+
+class Reader(threading.Thread):
+    """Asks every millisecond until it is told to stop; what it raised is in `error`."""
+
+    def __init__(self, ask: Callable[[], int | None]) -> None:
+        super().__init__(daemon=True)
+        self.ask, self.answers, self.error = ask, 0, BaseException()
+        self.failed = False
+        self.stop = threading.Event()
+
+    def run(self) -> None:
+        newest = 0
+        try:
+            while not self.stop.wait(0.001):
+                step = self.ask()
+                assert step is not None, "it said none"
+                assert step >= newest, "it went back"
+                newest = step
+                self.answers += 1
+        except BaseException as error:
+            self.failed, self.error = True, error
+
+
+def read_while(write: Callable[[], None], *asks: Callable[[], int | None]) -> list[int]:
+    """Ask from threads of their own while `write` runs; how many answers each got."""
+    readers = [Reader(ask) for ask in asks]
+    for reader in readers:
+        reader.start()
+    try:
+        write()
+    finally:
+        for reader in readers:
+            reader.stop.set()
+        for reader in readers:
+            reader.join(30)
+    for reader in readers:
+        if reader.failed:
+            raise reader.error
+    return [reader.answers for reader in readers]
+
+
+def latest_that_loads(root: Path, **how: Any) -> Callable[[], int | None]:
+    """Ask for the latest and load it; only what retention took meanwhile may be gone, for a newer one."""
+
+    def ask() -> int | None:
+        found = ckptd.latest_valid(root, **how)
+        while found is not None:
+            try:
+                check_loaded(found.path, found.step)
+                return found.step
+            except CheckpointGone:
+                newer = ckptd.latest_valid(root, **how)
+                assert newer is not None
+                assert newer.sequence > found.sequence
+                found = newer
+        return None
+
+    return ask
+
+
+def restores(root: Path) -> Callable[[], int | None]:
+    """Restore as Client.restore does, and look at every value."""
+    opened = Root.for_reading(root)
+
+    def ask() -> int | None:
+        state = state_of(0)
+        resumed = restore(opened, "default", state, run_id="", step=None, source=None, only=None, strict=True)
+        if resumed is None:
+            return None
+        assert (state["counter"], set(state["weights"].tolist())) == (resumed.step, {float(resumed.step)})
+        return resumed.step
+
+    return ask
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_beside_a_daemon_that_writes_and_removes_every_answer_restores_and_is_never_none(
+    root: Path, keep: int
+) -> None:
+    """Field cases 7 and 20: `latest`, `latest --no-wait` and restore, for as long as it takes."""
+    with detached(root, "--keep-last", str(keep)), ckptd.Client(root, daemon="attach") as client:
+        client.snapshot(1, state_of(1)).wait("verified", timeout_s=30)
+        written = [1]
+
+        def write() -> None:
+            end = time.monotonic() + WRITE_S
+            while time.monotonic() < end:
+                written.append(written[-1] + 1)
+                client.snapshot(written[-1], state_of(written[-1]))
+            client.drain(30, verified=True)
+
+        asks = latest_that_loads(root), latest_that_loads(root, wait=False), restores(root)
+        answers = read_while(write, *asks)
+        assert len(written) > 20
+        assert min(answers) > 20
+        assert len(list((root / "default").glob("step-*"))) < 10
+
+
+def test_without_a_daemon_every_answer_beside_a_writer_restores_and_is_never_none(root: Path) -> None:
+    """Field case 7, daemon="off"; removals without a daemon are in test_latest_beside_writer.py."""
+    with ckptd.Client(root, daemon="off") as client:
+        client.snapshot(1, state_of(1))
+
+        def write() -> None:
+            for step in range(2, 60):
+                client.snapshot(step, state_of(step))
+
+        answers = read_while(write, latest_that_loads(root), restores(root))
+    assert min(answers) > 5
+
+
+def test_two_hundred_restores_against_retention_are_whole_each(root: Path) -> None:
+    """Field case 20: success, or a clean "gone" with a newer valid one to go to."""
+    with detached(root, "--keep-last", "1"), ckptd.Client(root, daemon="attach") as client:
+        client.snapshot(1, state_of(1)).wait("verified", timeout_s=30)
+        done = threading.Event()
+        counted = [0]
+
+        def ask() -> int | None:
+            step = restores(root)()
+            counted[0] += 1
+            if counted[0] >= 200:
+                done.set()
+            return step
+
+        def write() -> None:
+            step, end = 1, time.monotonic() + 60
+            while not done.is_set() and time.monotonic() < end:
+                step += 1
+                client.snapshot(step, state_of(step))
+
+        read_while(write, ask)
+        assert counted[0] >= 200
+    end_daemon(root)
