@@ -63,6 +63,15 @@ def test_latest_says_on_stderr_what_it_passed_over_and_why(capsys: Capsys, made:
     assert f"passed over {bad.name}: ckpt.pt: wrong sha256" in err
 
 
+def test_a_selector_latest_says_what_it_verified_and_passed_over(capsys: Capsys, made: Made) -> None:
+    good = made.commit(100)
+    bad = made.commit(200)
+    flip_byte(made.dir / bad.name / "ckpt.pt")
+    code, out, err = run(capsys, "show", made, "--run", "r", "latest")
+    assert code == 0 and good.name in out
+    assert f"verifying {bad.name}" in err and f"passed over {bad.name}" in err
+
+
 def test_latest_as_json_has_schema_raw_numbers_and_utc(capsys: Capsys, made: Made) -> None:
     made.commit(100, verify=True, metrics={"loss": 0.5, "bad": float("nan")})
     code, out, _ = run(capsys, "latest", made, "--run", "r", "--json")

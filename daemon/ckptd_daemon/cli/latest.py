@@ -5,23 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ckptd.disk.series import Checkpoint, latest_valid
-from ckptd.errors import NothingThere
+from ckptd.disk.series import Checkpoint
 from ckptd.format.strict_json import float_to_json
-from ckptd_daemon.cli import arguments, output, units
+from ckptd_daemon.cli import output, selectors, units
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the path; NothingThere when there is none, NoValidCheckpoint when all fail."""
-    root, run_name = arguments.root(args), arguments.run(args)
-    found = latest_valid(root, run_name, wait=not args.no_wait, on_progress=output.note)
-    if found is None:
-        raise NothingThere(
-            "no verified checkpoint" if args.no_wait else "no checkpoint", where=f"{root}, run {run_name}",
-            todo="ask without --no-wait to have one verified now" if args.no_wait else "",
-        )  # fmt: skip
-    for passed in found.passed_over:
-        output.note(f"passed over {passed.name}: {passed.reason}")
+    found = selectors.latest(args, wait=not args.no_wait)
     if args.json:
         output.emit_json("ckpt.v2-latest", _as_json(found))
     else:

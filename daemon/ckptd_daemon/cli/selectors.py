@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from ckptd.disk.rootdir import Root
-from ckptd.disk.series import best, select
+from ckptd.disk.series import Checkpoint, best, latest_valid, select
 from ckptd.errors import InvalidArgument, NothingThere
-from ckptd_daemon.cli import arguments
+from ckptd_daemon.cli import arguments, output
 from ckptd_daemon.series import policy, settings_file
 
 
@@ -24,8 +24,32 @@ def path_of(args: argparse.Namespace, selector: str) -> Path:
         if not path.exists():
             raise NothingThere("no such checkpoint", where=str(path))
         return path
+    if selector == "latest":
+        return latest(args).path
     root, run = Root.for_reading(arguments.root(args)), arguments.run(args)
     return _best(args, root, run) if selector == "best" else select(root, run, selector)
+
+
+def latest(args: argparse.Namespace, *, wait: bool = True) -> Checkpoint:
+    """The latest valid checkpoint; what is verified for it, and what is passed over, is said on stderr.
+
+    Args:
+        wait: False answers at once with what is verified already.
+
+    Raises:
+        NothingThere: There is none.
+        NoValidCheckpoint: All fail their checks.
+    """
+    root, run = arguments.root(args), arguments.run(args)
+    found = latest_valid(root, run, wait=wait, on_progress=output.note)
+    if found is None:
+        raise NothingThere(
+            "no checkpoint" if wait else "no verified checkpoint", where=f"{root}, run {run}",
+            todo="" if wait else "ask without --no-wait to have one verified now",
+        )  # fmt: skip
+    for passed in found.passed_over:
+        output.note(f"passed over {passed.name}: {passed.reason}")
+    return found
 
 
 def _best(args: argparse.Namespace, root: Root, run: str) -> Path:
