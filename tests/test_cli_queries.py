@@ -63,11 +63,14 @@ def test_latest_says_on_stderr_what_it_passed_over_and_why(capsys: Capsys, made:
     assert f"passed over {bad.name}: ckpt.pt: wrong sha256" in err
 
 
-def test_a_selector_latest_says_what_it_verified_and_passed_over(capsys: Capsys, made: Made) -> None:
-    good = made.commit(100)
-    bad = made.commit(200)
+@pytest.mark.parametrize("selector", [("latest",), ("best", "--monitor", "loss:min")])
+def test_a_selector_says_what_it_verified_and_passed_over(
+    capsys: Capsys, made: Made, selector: tuple[str, ...]
+) -> None:
+    good = made.commit(100, metrics={"loss": 2.0})
+    bad = made.commit(200, metrics={"loss": 1.0})
     flip_byte(made.dir / bad.name / "ckpt.pt")
-    code, out, err = run(capsys, "show", made, "--run", "r", "latest")
+    code, out, err = run(capsys, "show", made, "--run", "r", *selector)
     assert code == 0 and good.name in out
     assert f"verifying {bad.name}" in err and f"passed over {bad.name}" in err
 

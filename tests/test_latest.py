@@ -78,6 +78,16 @@ def test_all_damaged_is_an_error_of_its_own_never_none(writer: Writer, damage: s
         latest(writer)
 
 
+@pytest.mark.parametrize("wait", [True, False])
+def test_what_shows_without_reading_is_an_error_also_without_waiting(writer: Writer, wait: bool) -> None:
+    DAMAGES["a bit in the index"](writer.commit(1).path)
+    with pytest.raises(NoValidCheckpoint, match="step-000000001"):
+        latest(writer, wait=wait)
+    writer.commit(2)
+    if not wait:
+        assert latest(writer, wait=False) is None  # nothing is known of step 2 yet
+
+
 def test_without_waiting_only_what_is_marked_verified_counts(writer: Writer) -> None:
     for step in (1, 2, 3):
         writer.commit(step)

@@ -82,7 +82,7 @@ def latest_valid(
         root: The root.
         run: The run.
         wait: Verify newer committed ones first (their bytes are read). False answers at once with what is
-            verified already; None then only means that nothing is verified yet.
+            verified already; None then also means that nothing is verified yet.
         on_progress: Told in words what is being verified.
 
     Returns:
@@ -111,12 +111,16 @@ def checkpoints(root: AnyRoot, run: str = DEFAULT_RUN) -> list[Checkpoint]:
     return [_answer(series, entry) for entry in reversed(candidates(series)) if entry.status == "committed"]
 
 
-def best(root: AnyRoot, run: str, metric: str, mode: Literal["min", "max"] | str) -> Checkpoint | None:
+def best(
+    root: AnyRoot, run: str, metric: str, mode: Literal["min", "max"] | str, *,
+    on_progress: Callable[[str], None] | None = None,
+) -> Checkpoint | None:  # fmt: skip
     """The valid checkpoint on the line with the best value of a metric; of equal ones the newest.
 
     Args:
         metric: Checkpoints without it, or where it is NaN, don't count.
         mode: "min" or "max".
+        on_progress: Told in words what is being verified.
 
     Returns:
         None when no checkpoint has the metric.
@@ -136,30 +140,20 @@ def best(root: AnyRoot, run: str, metric: str, mode: Literal["min", "max"] | str
         rated.sort(key=lambda entry: _metric(entry, metric), reverse=mode == "max")
         return _newest(series, rated, proof)
 
-    proof = _Proof(True, None)
+    proof = _Proof(True, on_progress)
     return _steadily(opened, run, ask)
 
 
 def select(root: AnyRoot, run: str, selector: str) -> Path:
-    """The folder that a selector means: "latest", a step ("1200", "1200.2"), a folder's name, or a path.
+    """The folder of a step ("1200", "1200.2" for its second commit) or of that name. It isn't verified by this.
 
-    Of a step saved several times it is the newest, on the line if one is. A step isn't verified by this.
+    Of a step saved several times it is the newest, on the line if one is.
 
     Raises:
         NothingThere: Nothing fits.
-        NoValidCheckpoint: "latest", and every one fails its checks.
-        InvalidArgument: Not a selector; "best" needs a metric: see `best`.
+        InvalidArgument: Neither a step nor a folder's name.
     """
-    if os.sep in selector or selector in (".", ".."):
-        if not Path(selector).exists():
-            raise NothingThere("no such checkpoint", where=selector)
-        return Path(selector).absolute()
     where = f"{root.path if isinstance(root, Root) else os.fspath(root)}, run {run}"
-    if selector == "latest":
-        found = latest_valid(root, run)
-        if found is None:
-            raise NothingThere("no checkpoint", where=where)
-        return found.path
     wanted = _wanted_step(selector)
     if wanted is None:
         raise InvalidArgument(
@@ -244,7 +238,8 @@ def _newest(series: Series, entries: list[Entry], proof: _Proof) -> Checkpoint |
         if not fault:
             return _answer(series, entry, tuple(passed))
         passed.append(PassedOver(entry.name, fault))
-    if passed and proof.wait:
+    undecided = not proof.wait and any(entry.status == "committed" for entry in entries)
+    if passed and not undecided:
         raise NoValidCheckpoint(
             "every checkpoint fails its checks", where=str(series.run_dir),
             seen="; ".join(f"{each.name}: {each.reason}" for each in passed),

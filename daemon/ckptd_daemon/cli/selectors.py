@@ -47,6 +47,10 @@ def latest(args: argparse.Namespace, *, wait: bool = True) -> Checkpoint:
             "no checkpoint" if wait else "no verified checkpoint", where=f"{root}, run {run}",
             todo="" if wait else "ask without --no-wait to have one verified now",
         )  # fmt: skip
+    return _said(found)
+
+
+def _said(found: Checkpoint) -> Checkpoint:
     for passed in found.passed_over:
         output.note(f"passed over {passed.name}: {passed.reason}")
     return found
@@ -64,7 +68,7 @@ def _best(args: argparse.Namespace, root: Root, run: str) -> Path:
                 todo="give --monitor NAME:min or NAME:max",
             )  # fmt: skip
         metric, mode = rules.monitor, rules.mode
-    found = best(root, run, metric, mode)
+    found = best(root, run, metric, mode, on_progress=output.note)
     if found is None:
         raise NothingThere(f"no valid checkpoint with the metric {metric}", where=f"{root.path}, run {run}")
-    return found.path
+    return _said(found).path
