@@ -4,6 +4,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ckptd.errors import (
     NothingThere,
     UnknownSchema,
 )
+from ckptd.format.records import index_to_bytes, read_index
 from ckptd.snapshot.descriptor import Sharding
 from ckptd.tensors.loading import load, load_with_index
 from ckptd.tensors.saving import save
@@ -318,6 +320,14 @@ def test_a_span_after_a_large_gap_needs_no_large_memory(folder: Path) -> None:
     content = bytearray(3)
     blocks = list(checkpoint_reader._blocks([Span(10**12, memoryview(content))], 10**12 + 3))
     assert all(block.end - block.start < 10**7 for block in blocks if block.spans)
+
+
+def test_an_index_that_lies_about_a_size_costs_no_memory(folder: Path) -> None:
+    index = read_index(folder)
+    absurd = {"tensors_bytes": 2**61}
+    (folder / "index.json").write_bytes(index_to_bytes(replace(index, **absurd)))
+    with pytest.raises(CorruptCheckpoint, match="size"):
+        load(folder)
 
 
 def test_running_out_of_descriptors_is_not_called_corruption(folder: Path, monkeypatch: Patch) -> None:

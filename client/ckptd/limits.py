@@ -10,14 +10,12 @@ from typing import Final
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
-GIB: Final = 1024 * MIB
 
 # On disk
 MAX_INDEX_BYTES: Final = 4 * MIB  #: index.json of a checkpoint
 MAX_TABLE_BYTES: Final = 256 * MIB  #: tensors.json
 MAX_RUN_INDEX_BYTES: Final = 64 * MIB
 MAX_DECISION_BYTES: Final = 64 * KIB
-MAX_META_BYTES: Final = 4 * GIB
 MAX_JSON_DEPTH: Final = 32
 MAX_SHARDS: Final = 10_000
 MAX_TENSORS: Final = 1_000_000

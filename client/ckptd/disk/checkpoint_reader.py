@@ -54,7 +54,7 @@ class CheckpointReader:
 
         Raises:
             CheckpointGone: It isn't there, or was deleted meanwhile.
-            CorruptCheckpoint, UnknownSchema: Its index can't be trusted, or a file is missing.
+            CorruptCheckpoint, UnknownSchema: Its index can't be trusted, or a file is missing or of another size.
         """
         self.path = os.path.realpath(path)
         self._stack = ExitStack()
@@ -66,8 +66,10 @@ class CheckpointReader:
                 raise self._missing("index.json") from error
             self._fds: dict[str, int] = {}
             self._wanted = _wanted_files(self.index, None if only is None else set(only))
-            for name in self._wanted:
+            for name, (size, _) in self._wanted.items():
                 self._fds[name] = self._open(name)
+                # Now, before anybody takes as much memory as the index says.
+                self._check_size(name, os.fstat(self._fds[name]).st_size, size)
         except OSError as error:
             self.close()
             raise self._unreadable(error) from error
@@ -94,17 +96,13 @@ class CheckpointReader:
         """Names of the files that were opened."""
         return tuple(self._wanted)
 
-    def size(self, name: str) -> int:
-        """The committed size of an open file."""
-        return self._wanted[name][0]
-
     def read(self, name: str) -> bytes:
         """The whole content of a file.
 
         Raises:
             CorruptCheckpoint: Its size or hash is not the committed one.
         """
-        content = bytearray(self.size(name))
+        content = bytearray(self._wanted[name][0])
         self.read_into(name, [Span(0, memoryview(content))])
         return bytes(content)
 
