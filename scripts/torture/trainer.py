@@ -18,7 +18,6 @@ from torch import nn
 import ckptd
 
 SNAPSHOT_EVERY_STEPS = 2
-FOLLOWED_TICKETS = 64
 
 
 class Journal:
