@@ -24,6 +24,7 @@ from ckptd_daemon.core.pipeline import Pipeline
 from ckptd_daemon.core.room import Room
 from ckptd_daemon.core.server import Endpoint
 from ckptd_daemon.core.service import Service
+from ckptd_daemon.core.sessions import Process, Session
 from ckptd_daemon.core.slotpool import SlotPool
 from ckptd_daemon.core.worker import Worker
 from ckptd_daemon.series.settings_file import Settings
@@ -275,6 +276,21 @@ def test_a_destroyed_header_costs_its_own_client_only(desk: Desk) -> None:
     )
     assert isinstance(desk.ask(wire.Detach(id=2, client_id=client))[-1], wire.Done)
     assert {s.name for s in desk.pool} == {s.name for s in desk.pool.of(other)}
+
+
+def test_the_death_of_a_client_whose_run_could_not_be_opened_keeps_its_snapshot_and_the_daemon(
+    desk: Desk,
+) -> None:
+    client, data, process = new_client_id(), b"abc", Process.find(PID, STARTED)
+    assert process is not None
+    (slot,) = desk.pool.make(client, "unreadable", (PID, STARTED), 1, slot_size(len(data)))
+    desk.pool.add(client, [slot])
+    fill_slot(slot, descriptor_of(client, 1, data, run="unreadable"), data)
+    session = Session(client, "unreadable", process, None)  # as recovery makes it for a process that lives
+    desk.clients.sessions.add(session)
+    desk.clients.bury(session)
+    assert slot.header().state is SlotState.SEALED and slot.header().owner_pid == 0
+    assert desk.clients.sessions.get(client) is None
 
 
 def test_a_slot_that_claims_another_run_is_not_written_there(desk: Desk) -> None:

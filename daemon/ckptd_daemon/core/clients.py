@@ -152,9 +152,13 @@ class Clients:
                 held.append((slot, header))
             else:
                 self._pool.remove(slot)
+        opened = (
+            session.run in self.pipeline.books
+        )  # else the slots are kept for the next start, as at adoption
         for slot, header in adoption_order(held):
             slot.disown()
-            self.pipeline.accept(slot, header)
+            if opened:
+                self.pipeline.accept(slot, header)
         self._reservations.forget(session)
         self.sessions.remove(session)
 
