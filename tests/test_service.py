@@ -291,6 +291,12 @@ def test_the_death_of_a_client_whose_run_could_not_be_opened_keeps_its_snapshot_
     desk.clients.bury(session)
     assert slot.header().state is SlotState.SEALED and slot.header().owner_pid == 0
     assert desk.clients.sessions.get(client) is None
+    slot.accept(41)  # as an earlier daemon did
+    assert isinstance(desk.attach(new_client_id(), run="unreadable"), wire.Attached)
+    desk.settle()
+    assert desk.pool.get(client, slot.name) is None
+    assert [snapshot.sequence for snapshot in desk.clients.pipeline.books["unreadable"].ledger] == [41]
+    assert desk.clients.pipeline.books["unreadable"].next_sequence == 42
 
 
 def test_a_slot_that_claims_another_run_is_not_written_there(desk: Desk) -> None:

@@ -88,9 +88,22 @@ class Clients:
             if isinstance(facts, Exception):
                 raise CkptdError("the run can't be opened", where=f"run {request.run}", seen=str(facts))
             self.pipeline.opened(request.run, facts)
+            self._adopt_kept(request.run)
             self._admit(identity, request)
         except CkptdError as error:
             self._send(identity, wire.Refused(id=request.id, error=wire.WireError.of(error)))
+
+    def _adopt_kept(self, run: str) -> None:
+        """Write what dead clients left while the run couldn't be opened; its sequences are never given again."""
+        headers = ((slot, header_of(slot)) for slot in self._pool)
+        kept = [
+            (slot, header)
+            for slot, header in headers
+            if header is not None and holds_snapshot(header) and header.run == run
+            if self.sessions.get(header.client_id) is None
+        ]
+        for slot, header in adoption_order(kept):
+            self.pipeline.accept(slot, header, sequence=header.sequence)
 
     def _admit(self, identity: bytes, request: wire.Attach) -> None:
         self.bury_dead()
@@ -152,9 +165,7 @@ class Clients:
                 held.append((slot, header))
             else:
                 self._pool.remove(slot)
-        opened = (
-            session.run in self.pipeline.books
-        )  # else the slots are kept for the next start, as at adoption
+        opened = session.run in self.pipeline.books  # else the slots are kept until it can be
         for slot, header in adoption_order(held):
             slot.disown()
             if opened:

@@ -86,7 +86,7 @@ def _adopt(disk: Disk, clients: Clients, slot: Slot, header: SlotHeader, taken: 
     if book is None:
         facts = open_runs(disk, [header.run]).get(header.run)
         if facts is None:
-            return  # the slot is kept for the next start
+            return  # the slot is kept until the run can be opened
         book = clients.pipeline.opened(header.run, facts)
     # A sequence is given once; a header that repeats one is lying.
     given = header.sequence if (header.run, header.sequence) not in taken else 0
