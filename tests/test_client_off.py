@@ -13,7 +13,15 @@ import torch
 
 import ckptd
 from ckptd.disk.rootdir import Root
-from ckptd.errors import CheckpointWarning, CkptdError, NoSpace, OutcomeUnknown, RootLocked, SaveFailed
+from ckptd.errors import (
+    CheckpointWarning,
+    CkptdError,
+    NoSpace,
+    OutcomeUnknown,
+    RestoreFailed,
+    RootLocked,
+    SaveFailed,
+)
 from ckptd.link import inline_writer
 from ckptd.link.staging import Payload, fill
 from ckptd.names import parse_work_folder, work_folder
@@ -67,6 +75,23 @@ def test_lines_and_sequences_go_on_over_clients_with_and_without_a_daemon(root: 
         assert resumed is not None
         assert (resumed.sequence, resumed.path.name) == (5, "step-000000003.2")
         assert client.snapshot(9, state).wait(timeout_s=30).sequence == 6
+
+
+def test_a_step_of_the_line_that_fails_is_never_replaced_by_an_abandoned_one_of_the_same_step(
+    root: Path,
+) -> None:
+    state = state_of(0.0)
+    with ckptd.Client(root, daemon="off") as client:
+        for step in (1, 2, 3):
+            client.snapshot(step, state_of(float(step)))
+        client.restore(state, step=1)
+        path = client.snapshot(2, state).path
+        assert path is not None
+        (path / "ckpt.pt").write_bytes(b"")
+        with pytest.warns(CheckpointWarning, match=path.name), pytest.raises(RestoreFailed):
+            client.restore(state, step=2)
+        resumed = client.restore(state, step=3)  # the line has no such step: an abandoned one was asked for
+        assert resumed is not None and resumed.sequence == 3
 
 
 @pytest.mark.slow

@@ -69,7 +69,8 @@ def _restore_run(
     root: Root, run: str, state: MutableMapping[Any, Any], *,
     run_id: str, step: int | None = None, only: Collection[str] | None = None, strict: bool = True,
 ) -> Resumed | None:  # fmt: skip
-    """Restore the newest whole checkpoint on the run's line, or the newest whole one of `step`.
+    """Restore the newest whole checkpoint on the run's line, or the newest whole one of `step`:
+    of those on the line, or of the abandoned ones when the line has none of this step.
 
     Returns:
         What was done; None when the run has no checkpoint at all and no step was asked for.
@@ -160,7 +161,9 @@ def _of_step(series: Series, step: int) -> list[Entry]:
             "no checkpoint of this step", where=f"run {series.run}", seen=f"step {step}",
             wanted=f"one of {known[:20]}" if known else "", todo="look with: ckptd list",
         )  # fmt: skip
-    return sorted(found, key=lambda entry: (entry.on_line, entry.sequence or 0), reverse=True)
+    # Where the line has this step, an abandoned one of it is another state: only its path brings that back.
+    chosen = [entry for entry in found if entry.on_line] or found
+    return sorted(chosen, key=lambda entry: entry.sequence or 0, reverse=True)
 
 
 def _pass_over(entry: Entry, reason: str, passed: dict[str, PassedOver]) -> None:
