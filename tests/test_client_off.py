@@ -77,6 +77,18 @@ def test_lines_and_sequences_go_on_over_clients_with_and_without_a_daemon(root: 
         assert client.snapshot(9, state).wait(timeout_s=30).sequence == 6
 
 
+def test_an_earlier_step_restored_by_the_client_that_went_beyond_it_begins_a_new_line(root: Path) -> None:
+    state = state_of(0.0)
+    with ckptd.Client(root, daemon="off") as client:
+        for step in (1, 2, 3):
+            client.snapshot(step, state)
+        for _ in range(2):  # the second time too: it is the same checkpoint, and another line
+            client.restore(state, step=1)
+            client.snapshot(2, state)
+            client.snapshot(3, state)
+        assert [(one.step, one.sequence) for one in client.checkpoints()] == [(1, 1), (2, 6), (3, 7)]
+
+
 def test_a_step_of_the_line_that_fails_is_never_replaced_by_an_abandoned_one_of_the_same_step(
     root: Path,
 ) -> None:

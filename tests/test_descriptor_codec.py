@@ -17,10 +17,16 @@ from hypothesis import strategies as st
 
 from ckptd.errors import ProtocolError, UnstorableState
 from ckptd.limits import MAX_TREE_DEPTH
+from ckptd.snapshot import descriptor_codec
 from ckptd.snapshot.descriptor import Descriptor, Sharding, TensorSpec
 from ckptd.snapshot.descriptor_codec import decode, encode
 from ckptd.snapshot.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue, TensorRef
 from plain_state import of_rows
+
+#: Where these fields lie in the encoded array.
+FORMAT_AT, TENSORS_AT, ROWS_AT, OPS_AT = map(
+    descriptor_codec._Envelope.__struct_fields__.index, ("format", "tensors", "rows", "ops")
+)
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 INTS = st.one_of(
@@ -118,7 +124,7 @@ def test_all_fields_come_back() -> None:
         {"m": OrderedDict(a=TensorRef(0), b=[TensorRef(1), TensorRef(2), TensorRef(2)])}, rows, 500,
         Sharding(by="round-robin", shards=5), metrics={"loss": math.inf, "nan": math.nan},
         versions={"torch": "2"},
-        base_sequence=41, run="gpt-2",
+        base_sequence=41, base_snapshot=6, snapshot=9, run="gpt-2",
     )  # fmt: skip
     back = decode(memoryview(encode(d)))
     assert exact(back.state) == exact(d.state)
@@ -235,7 +241,7 @@ def test_paths_that_python_calls_equal_are_two_paths() -> None:
     [
         {"run": "../x"}, {"client_id": "0" * 31}, {"client_id": "G" * 32}, {"snapshot": 0}, {"step": -1},
         {"saved_at": math.nan}, {"saved_at": math.inf}, {"run_seconds": -1.0}, {"base_sequence": -1},
-        {"data_bytes": -1},
+        {"base_snapshot": -1}, {"base_snapshot": 5, "snapshot": 5}, {"data_bytes": -1},
         {"data_bytes": 2**63}, {"metrics": {"a": 1}}, {"metrics": {1: 1.0}},
         {"metrics": {str(i): 0.0 for i in range(1001)}},
         {"versions": {"a": 1}}, {"state": [1]}, {"state": {"schema": 1}}, {"state": {"step": 1}},
@@ -309,12 +315,12 @@ def test_lengths_that_lie_cost_no_memory() -> None:
     fields = msgspec.msgpack.decode(sample())
     huge = struct.pack("<q", 2**62)
     attacks = [b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x91" * 100_000, b"\xdc\xff\xff" * 1000]
-    for column, content in ((13, bytes([32])), (13, bytes([33])), (13, bytes([34])), (13, bytes([10]))):
+    for column, content in ((OPS_AT, bytes([op])) for op in (32, 33, 34, 10)):
         changed = list(fields)
         changed[column], changed[column + 1] = content, huge
         attacks.append(msgspec.msgpack.encode(changed))
     changed = list(fields)
-    changed[11] = 2**62
+    changed[TENSORS_AT] = 2**62
     attacks.append(msgspec.msgpack.encode(changed))
     tracemalloc.start()
     try:
@@ -326,7 +332,7 @@ def test_lengths_that_lie_cost_no_memory() -> None:
 
 def test_a_bomb_of_nested_lists_is_refused() -> None:
     fields = msgspec.msgpack.decode(sample())
-    fields[13], fields[14] = bytes([32]) * 100_000, struct.pack("<q", 1) * 100_000
+    fields[OPS_AT], fields[OPS_AT + 1] = bytes([32]) * 100_000, struct.pack("<q", 1) * 100_000
     with pytest.raises(ProtocolError, match="nest"):
         decode(msgspec.msgpack.encode(fields))
 
@@ -338,9 +344,6 @@ def test_a_long_list_of_packed_numbers_stays_packed() -> None:
 
 def fields_of(data: bytes) -> list[Any]:
     return list(msgspec.msgpack.decode(data))
-
-
-FORMAT_AT, TENSORS_AT, ROWS_AT = 0, 11, 12
 
 
 @pytest.mark.parametrize(

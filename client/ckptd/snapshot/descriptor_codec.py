@@ -41,6 +41,7 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forb
     saved_at: float
     run_seconds: float
     base_sequence: int | None
+    base_snapshot: int
     data_bytes: int
     sharding_by: _Text
     shards: int | Literal["auto"]
@@ -84,7 +85,8 @@ def encode(descriptor: Descriptor) -> bytes:
         _Envelope(
             format=FORMAT, run=d.run, client_id=d.client_id, snapshot=d.snapshot, step=d.step,
             saved_at=d.saved_at, run_seconds=d.run_seconds, base_sequence=d.base_sequence,
-            data_bytes=d.data_bytes, sharding_by=d.sharding.by, shards=d.sharding.shards,
+            base_snapshot=d.base_snapshot, data_bytes=d.data_bytes,
+            sharding_by=d.sharding.by, shards=d.sharding.shards,
             tensors=len(d.tensors), rows=rows,
             ops=columns.ops, ints=columns.ints, floats=columns.floats, string_lengths=columns.string_lengths,
             text=columns.text, blob_lengths=columns.blob_lengths, blobs=columns.blobs,
@@ -156,8 +158,8 @@ def _open(e: _Envelope) -> Descriptor:
         raise ProtocolError("not a descriptor", where="tensors", seen="no paths")
     return Descriptor(
         run=e.run, client_id=e.client_id, snapshot=e.snapshot, step=e.step, saved_at=e.saved_at,
-        run_seconds=e.run_seconds, base_sequence=e.base_sequence, metrics=metrics, versions=versions,
-        state=state, data_bytes=e.data_bytes,
+        run_seconds=e.run_seconds, base_sequence=e.base_sequence, base_snapshot=e.base_snapshot,
+        metrics=metrics, versions=versions, state=state, data_bytes=e.data_bytes,
         tensors=_rows(numbers(e.rows, "q").tolist(), e.tensors, paths, dtypes),
         sharding=Sharding(by=_by(e.sharding_by), shards=e.shards),
     )  # fmt: skip
