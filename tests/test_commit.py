@@ -178,9 +178,9 @@ def test_on_a_fresh_root_every_new_folder_is_made_durable_in_its_parent(
     tmp_path: Path, order: list[str]
 ) -> None:
     Writer(tmp_path / "deep" / "root")
-    assert [f"sync {tmp_path.name}", "sync deep"] == [
-        line for line in order if line in (f"sync {tmp_path.name}", "sync deep")
-    ]
+    first_syncs = list(dict.fromkeys(line for line in order if line.startswith("sync ")))
+    assert first_syncs[:2] == [f"sync {tmp_path.name}", "sync deep"]
+    assert "sync root" in first_syncs
     assert "sync root" in order  # RUN in it
     assert "sync default" in order  # decisions in it
 
