@@ -22,7 +22,7 @@ __all__ = ["places"]
 
 pytestmark = pytest.mark.slow
 
-WRITE_S = 3.0
+WRITE_S = 2.0
 
 
 @pytest.fixture
