@@ -30,7 +30,7 @@ loader = DataLoader(data, batch_size=2, shuffle=True)
 model = torch.nn.Linear(4, 1)
 opt = torch.optim.AdamW(model.parameters())
 sched = torch.optim.lr_scheduler.StepLR(opt, 2)
-total, val, val_loss, loss = 5, 0.5, 0.5, torch.tensor(1.0)
+total, val, loss = 5, 0.5, torch.tensor(1.0)
 """
 
 
@@ -87,7 +87,7 @@ def test_the_snippet_of_a_training_loop_trains_saves_and_resumes(
     text: str, places: Path, tmp_path: Path
 ) -> None:
     (snippet,) = [block for block in blocks(text, "python") if "ckptd.Client" in block]
-    snippet = snippet.replace("DataLoader(...)", "loader")
+    snippet = snippet.replace("DataLoader(...)", "loader").replace("loss = ...", "loss = 1.0")
     script = tmp_path / "script.py"
     script.write_text(f"{GIVEN}\n{snippet}\nprint('from', resumed.step if resumed else 0)\n", "utf-8")
     try:
@@ -97,16 +97,5 @@ def test_the_snippet_of_a_training_loop_trains_saves_and_resumes(
             )
             assert done.returncode == 0, done.stderr
             assert done.stdout.strip() == expected
-            if (
-                expected == "from 0"
-            ):  # neither cadence is due within five steps, so the last step is saved by hand
-                saved = ckptd.latest_valid(tmp_path / "checkpoints", "gpt")
-                assert saved is not None and saved.step == 1
-                script.write_text(
-                    script.read_text("utf-8").replace("every_steps=500", "every_steps=5"), "utf-8"
-                )
-                subprocess.run(
-                    [sys.executable, str(script)], cwd=tmp_path, check=True, timeout=100, capture_output=True
-                )
     finally:
         end_daemon(tmp_path / "checkpoints")

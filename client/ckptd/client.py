@@ -45,8 +45,20 @@ class Client:
     Args:
         root: Folder of all runs; made when missing (with daemon="attach" nothing is made).
         run: Name of this run. One live client per run.
-        daemon, cadence, slots, on_busy, on_error, sharding, busy_timeout_s, start_timeout_s, close_timeout_s,
-            max_unsaved_s: See ckptd.link.client_options.ClientOptions.
+        daemon: "auto" (default) uses the root's daemon and starts one when there is none; "attach" insists on a
+            running one; "off" saves in this process before snapshot() returns, and removes nothing.
+        cadence: When maybe_snapshot() saves. None (default): every ten minutes, and after the first step of a
+            run that has no checkpoint.
+        slots: Snapshots under way at once, 1 or 2 (default); each takes the state's size in /dev/shm.
+        on_busy: "wait" (default) for a free slot, or "skip" the snapshot; a skipped one is reported.
+        on_error: "warn" (default) says a failed snapshot as a CheckpointWarning at the next call; "raise" raises.
+        sharding: How the tensors are divided into files; None (default) for Sharding().
+        busy_timeout_s: Bound of the wait for a slot, and for an earlier client's snapshots (300).
+        start_timeout_s: Bound for a daemon to start and answer (30).
+        close_timeout_s: Bound of close(), and of the end of the script, for the last snapshots (120).
+        max_unsaved_s: A failure becomes an error once nothing was committed for so long (3600).
+
+    ckptd.link.client_options.ClientOptions says more of each.
 
     Raises:
         InvalidArgument: An argument that can't be right. Nothing was changed.
@@ -151,7 +163,10 @@ class Client:
     def maybe_snapshot(
         self, step: int, state: Mapping[Any, Any], metrics: Mapping[str, Any] | None = None
     ) -> Ticket | None:
-        """snapshot() when the cadence says so, else None. Call it after every step: it costs microseconds."""
+        """snapshot() when the cadence says so, else None. Call it after every step: it costs microseconds.
+
+        Arguments, result and errors are snapshot()'s. The last step of a run is seldom due: save it by snapshot().
+        """
         self._check_open()
         step = check_step(step)
         with self._writer.lock:
