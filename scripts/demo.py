@@ -165,7 +165,7 @@ def flip_a_bit(root: Path) -> dict[str, str]:
     if newest.name not in reason or victim.name not in reason:
         fail(f"`ckptd latest` does not name {newest.name} and {victim.name} as the reason: {reason!r}")
     say("     $ ckptd list")
-    say("\n".join(f"     {line}" for line in ckptd("list", "--root", str(root)).stdout.splitlines()))
+    ckptd("list", "--root", str(root), shown=True)
     return {"flipped": f"{newest.name}/{victim.name}", "latest": fallen_back.name, "reason": reason}
 
 

@@ -92,13 +92,17 @@ class Child:
                     child._process.wait()
 
 
-def ckptd(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run one command of the command line and return its output; a failure fails the demo."""
+def ckptd(*arguments: str, check: bool = True, shown: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run one command of the command line and return its output; a failure fails the demo.
+
+    `shown` leaves its output to the reader instead: a table on a terminal, plain lines in a pipe.
+    """
+    kept = None if shown else subprocess.PIPE
     done = subprocess.run(
-        [str(CKPTD), *arguments], capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+        [str(CKPTD), *arguments], stdout=kept, stderr=kept, text=True, timeout=COMMAND_TIMEOUT_S, check=False
     )
     if check and done.returncode != 0:
-        fail(f"`ckptd {' '.join(arguments)}` left with {done.returncode}: {done.stderr.strip()}")
+        fail(f"`ckptd {' '.join(arguments)}` left with {done.returncode}: {(done.stderr or '').strip()}")
     return done
 
 
