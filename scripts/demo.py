@@ -8,6 +8,7 @@ Writes outputs/resume-demo.json. Exit code 0 only if all of it happened and ever
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -53,6 +54,9 @@ PLAYS = (
 
 
 def main() -> int:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     began = time.monotonic()
     prepare()
     say(f"1/4 baseline: {STEPS} steps without a break, nothing saved")
