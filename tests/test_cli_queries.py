@@ -151,6 +151,51 @@ def test_list_says_which_ones_are_abandoned(capsys: Capsys, made: Made) -> None:
     assert rows == {"step-000000100": "", "step-000000200": "abandoned", "step-000000150": ""}
 
 
+def test_list_says_which_one_changed_since_it_was_verified_and_how_to_check_it(
+    capsys: Capsys, made: Made
+) -> None:
+    names = [made.commit(step, verify=True).name for step in (100, 200)]
+    flip_byte(made.dir / names[1] / "ckpt.pt")
+    rows = [line.split("\t") for line in run(capsys, "list", made)[1].splitlines()]
+    assert [row[4] for row in rows] == ["verified", "changed"]
+    assert rows[1][8] == f"not the files that were verified: ckptd verify --run r {names[1]}"
+    assert run(capsys, "verify", made, "--run", "r", names[1])[0] == 4  # the command it names
+    found = json.loads(run(capsys, "list", made, "--json")[1])["runs"][0]["checkpoints"]
+    assert [entry["state"] for entry in found] == ["verified", "changed"]
+
+
+def quarantined(made: Made, step: int) -> str:
+    """Commit one that turns out corrupt; where it lies then, below the run's folder."""
+    bad = made.commit(step)
+    flip_byte(made.dir / bad.name / "ckpt.pt")
+    assert made.verify(bad.name) == "corrupt"
+    made.catalogue.write_index()
+    return f"quarantine/{next((made.dir / 'quarantine').glob(f'{bad.name}*')).name}"
+
+
+def test_list_shows_what_lies_in_quarantine_and_where(capsys: Capsys, made: Made) -> None:
+    good = made.commit(100, verify=True)
+    where = quarantined(made, 200)
+    rows = [line.split("\t") for line in run(capsys, "list", made)[1].splitlines()]
+    assert [(row[1], row[3], row[4]) for row in rows] == [
+        (good.name, "1", "verified"),
+        ("step-000000200", "2", "quarantined"),
+    ]
+    assert where in rows[1][8]
+    found = json.loads(run(capsys, "list", made, "--json")[1])["runs"][0]["checkpoints"][1]
+    assert (found["state"], found["sequence"], found["path"]) == ("quarantined", 2, str(made.dir / where))
+
+
+def test_show_and_status_say_how_many_lie_in_quarantine(capsys: Capsys, made: Made) -> None:
+    made.commit(100, verify=True)
+    assert "quarantine" not in run(capsys, "show", made, "--run", "r", "100")[1]
+    quarantined(made, 200)
+    assert "quarantine\tholds 1 corrupt" in run(capsys, "show", made, "--run", "r", "100")[1]
+    assert json.loads(run(capsys, "show", made, "--run", "r", "100", "--json")[1])["quarantined"] == 1
+    assert "1 in quarantine, see ckptd list" in run(capsys, "status", made)[1]
+    assert made.catalogue.summary()["quarantined"] == 1  # what a daemon answers
+
+
 def test_list_as_json_has_raw_bytes(capsys: Capsys, made: Made) -> None:
     committed = made.commit(100, verify=True)
     found = json.loads(run(capsys, "list", made, "--json")[1])

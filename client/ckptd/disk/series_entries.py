@@ -48,6 +48,7 @@ class Entry:
         own: It belongs to this run, by its run_id; False also when that can't be told.
         on_line: It is on the line that ends at the head, or nobody can tell.
         verified: The run's index has a mark for exactly these files.
+        changed: It has a mark for this checkpoint, but its files aren't those that were verified any more.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Entry:
     own: bool = False
     on_line: bool = True
     verified: bool = False
+    changed: bool = False
 
     @property
     def sequence(self) -> int | None:
@@ -173,11 +175,12 @@ def candidates(series: Series) -> list[Entry]:
         line = [entry for entry in line if entry.own or entry.index is None]
     for sequence, folder in series.quarantined:
         later = [at for at, entry in enumerate(line) if entry.own and (entry.sequence or 0) > sequence]
-        line.insert(later[-1] + 1 if later else 0, _quarantined(series.run_dir, folder))
+        line.insert(later[-1] + 1 if later else 0, quarantined_entry(series.run_dir, folder))
     return line
 
 
-def _quarantined(run_dir: Path, folder: str) -> Entry:
+def quarantined_entry(run_dir: Path, folder: str) -> Entry:
+    """A checkpoint that was found corrupt and moved to this folder of the quarantine."""
     name, _ = parse_quarantine_folder(folder) or (folder, 0)
     step, repeat = parse_step_folder(name) or (0, 0)
     return Entry(
@@ -264,7 +267,7 @@ def _placed(entries: list[Entry], line: Line, cache: RunIndex) -> list[Entry]:
     placed = []
     for entry in _in_order(entries, cache):
         on_line = entry.index is None or entry.index.sequence in (line if entry.own else foreign_line)
-        verified = False
+        verified = named = False
         if (
             (mark := marks.get(entry.name)) is not None
             and entry.index is not None
@@ -272,7 +275,7 @@ def _placed(entries: list[Entry], line: Line, cache: RunIndex) -> list[Entry]:
         ):
             named = (mark.sequence, mark.index_sha256) == (entry.index.sequence, entry.index.index_sha256)
             verified = named and mark.stat_signature == stat_signature(entry.path)
-        placed.append(replace(entry, on_line=on_line, verified=verified))
+        placed.append(replace(entry, on_line=on_line, verified=verified, changed=named and not verified))
     return placed
 
 

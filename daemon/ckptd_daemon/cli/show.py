@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptd.disk.folder_files import read_small_file
+from ckptd.disk.in_quarantine import count_quarantined
 from ckptd.errors import CorruptCheckpoint
 from ckptd.format.records import CheckpointIndex, TensorRow, read_index, table_from_bytes
 from ckptd.limits import MAX_TABLE_BYTES
@@ -81,6 +82,8 @@ def _facts(path: Path, index: CheckpointIndex) -> list[tuple[str, str]]:
         ("versions", " ".join(f"{name} {version}" for name, version in sorted(index.versions.items()))),
         ("index sha256", index.index_sha256),
     ]
+    if held := count_quarantined(path.parent):
+        facts.append(("quarantine", f"holds {held} corrupt of this run; see ckptd list"))
     return facts + [(f"metric {name}", f"{value!r}") for name, value in sorted(index.metrics.items())]
 
 
@@ -110,7 +113,8 @@ def _tensor(row: TensorRow) -> list[Cell]:
 
 
 def _as_json(path: Path, index: CheckpointIndex, rows: tuple[TensorRow, ...] | None) -> dict[str, Any]:
-    data = {"name": path.name, "path": str(path), **checkpoint_json.whole(index)}
+    held = count_quarantined(path.parent)
+    data = {"name": path.name, "path": str(path), **checkpoint_json.whole(index), "quarantined": held}
     if rows is not None:
         data["tensors"] = [
             {

@@ -44,6 +44,7 @@ def _ask(root: Root) -> dict[str, Any]:
 
 def from_disk(root: Root) -> dict[str, Any]:
     """The same, as far as it can be read without a daemon."""
+    from ckptd.disk.in_quarantine import count_quarantined
     from ckptd.disk.series import read_series, runs
 
     shown = []
@@ -56,7 +57,8 @@ def from_disk(root: Root) -> dict[str, Any]:
         committed = [entry.name for entry in entries if entry.on_line]
         verified = [entry.name for entry in entries if entry.on_line and entry.verified]
         newest = {"last_committed": _last(committed), "last_verified": _last(verified)}
-        shown.append({"run": name, "client": None, **newest})
+        held = {"quarantined": count_quarantined(root.run_dir(name))}
+        shown.append({"run": name, "client": None, **newest, "series": held})
     return {"daemon": None, "runs": shown, "verifier": None}
 
 
@@ -98,10 +100,12 @@ def _row(shown: dict[str, Any]) -> list[Cell]:
 
 
 def _note(shown: dict[str, Any]) -> str:
-    """What went wrong: the newest failure, and what the scan at the start found."""
+    """What went wrong: the newest failure, what lies in quarantine, and what the scan at the start found."""
     failed = shown.get("last_failed")
     notes = [f"step {failed['step']}: {failed['error']}"] if failed else []
-    return "; ".join(notes + [str(text) for text in shown.get("series", {}).get("problems", ())])
+    series = shown.get("series", {})
+    notes += [f"{held} in quarantine, see ckptd list"] if (held := series.get("quarantined")) else []
+    return "; ".join(notes + [str(text) for text in series.get("problems", ())])
 
 
 def _newest(shown: dict[str, Any], what: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ckptd.disk.commit import Committed, Position
 from ckptd.disk.decisions import write_birth
+from ckptd.disk.in_quarantine import count_quarantined
 from ckptd.disk.rootdir import Root
 from ckptd.disk.run_index import write_run_index
 from ckptd.disk.series_entries import Entry, position_after
@@ -174,6 +175,7 @@ class Catalogue:
             "run": self.run, "run_id": self.run_id, "checkpoints": len(entries),
             "verified": sum(e.verified for e in entries),
             "bytes": sum(e.index.total_bytes for e in entries if e.index is not None),
+            "quarantined": count_quarantined(self.run_dir),
             "last_committed": _brief(line), "last_verified": _brief([e for e in line if e.verified]),
             "problems": list(self._problems()),
         }  # fmt: skip
