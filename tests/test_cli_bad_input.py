@@ -84,9 +84,15 @@ def test_a_root_below_a_file_is_refused(root: Path) -> None:
     assert root.parent.read_text() == "precious"
 
 
-@pytest.mark.parametrize("command", ["status", "list", "stop", "drain"])
-def test_a_query_doesnt_make_a_root(root: Path, command: str) -> None:
-    refused(ckptd(command, "--root", root), 2, str(root), "no such folder")
+QUERIES = {
+    "list": 3, "latest": 3, "latest --no-wait": 3, "show latest": 3, "show best --monitor x:min": 3, "show 7": 3,
+    "verify --all": 3, "verify 7": 3, "status": 5, "stop": 5, "drain": 5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_a_query_doesnt_make_a_root_and_a_missing_one_holds_nothing(root: Path, query: str) -> None:
+    refused(ckptd(*query.split(), "--root", root), QUERIES[query], str(root), "no such folder")
     assert not root.parent.exists()
 
 

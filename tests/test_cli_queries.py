@@ -93,6 +93,29 @@ def test_latest_of_a_run_without_checkpoints_is_nothing_there(capsys: Capsys, ma
     assert (code, out) == (3, "") and err.count("\n") == 1 and "nobody" in err
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("latest",), ("latest", "--no-wait"), ("show", "latest"), ("show", "best", "--monitor", "x:min"),
+        ("show", "100"), ("verify", "100"), ("verify", "--all", "--run", "default"), ("list", "--run", "default"),
+    ],
+)  # fmt: skip
+def test_a_run_that_has_nothing_is_said_with_the_runs_there_are(
+    capsys: Capsys, made: Made, argv: tuple[str, ...]
+) -> None:
+    made.commit(100, verify=True)
+    code, out, err = run(capsys, argv[0], made, *argv[1:])
+    assert (code, out) == (3, "")
+    assert "run default" in err and "runs there: r; choose one with --run" in err
+
+
+def test_a_step_that_lies_in_quarantine_is_said_to_lie_there(capsys: Capsys, made: Made) -> None:
+    made.commit(100, verify=True)
+    where = quarantined(made, 200)
+    code, _, err = run(capsys, "show", made, "--run", "r", "200")
+    assert code == 3 and f"it failed its check and lies in {where}" in err
+
+
 def test_latest_when_all_are_corrupt_is_an_error_of_its_own(capsys: Capsys, made: Made) -> None:
     for step in (100, 200):
         flip_byte(made.dir / made.commit(step).name / "ckpt.pt")

@@ -10,26 +10,27 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
 from ckptd.disk.decisions import read_decisions
+from ckptd.disk.in_quarantine import read_quarantine
+from ckptd.disk.root_runs import AnyRoot, other_runs, runs
+from ckptd.disk.root_runs import opened as open_root
 from ckptd.disk.rootdir import Root
 from ckptd.disk.run_index import Mark, RunIndex, Summary, read_run_index, write_run_index
 from ckptd.disk.series_entries import Entry, Series, candidates, list_run, position_after, read_series
 from ckptd.disk.verification import Report, check, stat_signature
 from ckptd.errors import CheckpointGone, InvalidArgument, NothingThere, NoValidCheckpoint
-from ckptd.names import DECISIONS_DIR, DEFAULT_RUN, INDEX_FILE, check_run_name, parse_step_folder
+from ckptd.names import DEFAULT_RUN, check_run_name, parse_step_folder
 
 __all__ = [
     "Checkpoint", "Entry", "Mark", "PassedOver", "RunIndex", "Series", "Summary",
     "best", "candidates", "checkpoints", "latest_valid", "list_run", "position_after", "read_decisions",
     "read_run_index", "read_series", "runs", "select", "write_run_index",
 ]  # fmt: skip
-
-AnyRoot = Root | str | os.PathLike[str]
 
 _TRIES: Final = 200
 _STEP: Final = re.compile(r"([0-9]{1,16})(?:\.([1-9][0-9]{0,8}))?", re.ASCII)
@@ -94,7 +95,7 @@ def latest_valid(
         InvalidArgument: Not a run name.
         OSError: The run can't be read.
     """
-    opened = _opened(root)
+    opened = open_root(root)
     check_run_name(run)
     if opened is None:
         return None
@@ -104,7 +105,7 @@ def latest_valid(
 
 def checkpoints(root: AnyRoot, run: str = DEFAULT_RUN) -> list[Checkpoint]:
     """The committed checkpoints on the run's line, oldest first; verifies nothing (`verified` says)."""
-    opened = _opened(root)
+    opened = open_root(root)
     if opened is None:
         return []
     series = read_series(opened, run)
@@ -131,7 +132,7 @@ def best(
     """
     if mode not in ("min", "max"):
         raise InvalidArgument("not a mode", where="mode", seen=repr(mode), wanted="min or max")
-    opened = _opened(root)
+    opened = open_root(root)
     if opened is None:
         return None
 
@@ -160,25 +161,17 @@ def select(root: AnyRoot, run: str, selector: str) -> Path:
             "not a selector", where="SEL", seen=repr(selector),
             wanted="latest, best, a step such as 1200 or 1200.2, or a path",
         )  # fmt: skip
-    opened = _opened(root)
-    entries = [] if opened is None else read_series(opened, run).entries
-    fitting = [e for e in entries if e.step == wanted[0] and wanted[1] in (None, e.repeat)]
+    opened = open_root(root)
+    entries = () if opened is None else read_series(opened, run).entries
+    fitting = _fitting(entries, wanted)
     if not fitting:
-        raise NothingThere(f"no checkpoint of step {selector}", where=where, todo="see ckptd list")
+        held = [] if opened is None else [entry for _, entry in read_quarantine(opened.run_dir(run))]
+        raise NothingThere(
+            f"no checkpoint of step {selector}", where=where,
+            seen="; ".join(entry.reason for entry in _fitting(held, wanted)),
+            todo=("" if entries or held else other_runs(opened or root, run)) or "see ckptd list",
+        )  # fmt: skip
     return max(enumerate(fitting), key=lambda at: (at[1].status == "committed", at[1].on_line, at[0]))[1].path
-
-
-def runs(root: AnyRoot) -> list[str]:
-    """Names of the root's runs, sorted: folders that hold a checkpoint, a decision or a run index."""
-    opened = _opened(root)
-    if opened is None:
-        return []
-    found = []
-    with os.scandir(opened.path) as names:
-        for entry in names:
-            if entry.is_dir(follow_symlinks=False) and _is_run(entry.name, Path(entry.path)):
-                found.append(entry.name)
-    return sorted(found)
 
 
 class _Proof:
@@ -259,19 +252,15 @@ def _answer(series: Series, entry: Entry, passed: tuple[PassedOver, ...] | None 
     )  # fmt: skip
 
 
-def _opened(root: AnyRoot) -> Root | None:
-    """The root for reading; None when there is no such folder."""
-    if isinstance(root, Root):
-        return root
-    if not os.path.lexists(root):
-        return None
-    return Root.for_reading(root)
-
-
 def _metric(entry: Entry, metric: str) -> float:
     if entry.index is None or entry.status != "committed":
         return math.nan
     return entry.index.metrics.get(metric, math.nan)
+
+
+def _fitting(entries: Iterable[Entry], wanted: tuple[int, int | None]) -> list[Entry]:
+    """Those of the wanted step, and repeat unless any will do."""
+    return [entry for entry in entries if entry.step == wanted[0] and wanted[1] in (None, entry.repeat)]
 
 
 def _wanted_step(selector: str) -> tuple[int, int | None] | None:
@@ -279,15 +268,3 @@ def _wanted_step(selector: str) -> tuple[int, int | None] | None:
     if match := _STEP.fullmatch(selector):
         return int(match[1]), int(match[2]) if match[2] else None
     return parse_step_folder(selector)
-
-
-def _is_run(name: str, path: Path) -> bool:
-    try:
-        check_run_name(name)
-        with os.scandir(path) as inside:
-            return any(
-                each.name in (DECISIONS_DIR, INDEX_FILE) or parse_step_folder(each.name) is not None
-                for each in inside
-            )
-    except (InvalidArgument, OSError):
-        return False

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 
 from ckptd import names
-from ckptd.errors import InvalidArgument
+from ckptd.disk.rootdir import Root
+from ckptd.errors import InvalidArgument, NoDaemon, NothingThere
 from ckptd_daemon.series import policy
 
 
@@ -31,6 +32,35 @@ def root(args: argparse.Namespace) -> Path:
     if given is None or not given[0] or "\0" in given[0]:
         raise InvalidArgument("no root given", todo="say which with --root DIR or CKPTD_ROOT")
     return Path(given[0]).absolute()
+
+
+def root_to_read(args: argparse.Namespace) -> Root:
+    """The root, for a question about what lies there.
+
+    Raises:
+        NothingThere: There is no such folder.
+        BadRoot: It is a file.
+    """
+    path = root(args)
+    if not os.path.lexists(path):
+        raise NothingThere("no such folder", where=str(path), todo="check --root")
+    return Root.for_reading(path)
+
+
+def root_with_daemon(args: argparse.Namespace) -> Root:
+    """The root, for a question to its daemon.
+
+    Raises:
+        NoDaemon: There is no such folder, so nobody serves it.
+        BadRoot: It is a file.
+    """
+    path = root(args)
+    if not os.path.lexists(path):
+        raise NoDaemon(
+            "no daemon serves this root", where=str(path), seen="no such folder",
+            todo=f"check --root, or start one with: ckptd start --root {path} --detach",
+        )  # fmt: skip
+    return Root.for_reading(path)
 
 
 def run(args: argparse.Namespace) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from ckptd.disk.rootdir import Root
 from ckptd.errors import SaveFailed
 from ckptd.link import wire
 from ckptd.link.connection import connect
@@ -18,7 +17,7 @@ def run(args: argparse.Namespace) -> int:
     """Wait; SaveFailed when a snapshot failed, TimedOut when the bound passes (draining goes on)."""
     run_name = arguments.run_or_all(args)
     timeout_s = arguments.duration_s(args, "timeout", DEFAULT_TIMEOUT_S)
-    connection = connect(Root.for_reading(arguments.root(args)), timeout_s=min(timeout_s, 10.0))
+    connection = connect(arguments.root_with_daemon(args), timeout_s=min(timeout_s, 10.0))
     try:
         message = wire.Drain(id=0, run=run_name, verified=args.verified)
         drained = connection.ask(message, wire.Drained, timeout_s)

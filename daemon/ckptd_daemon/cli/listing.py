@@ -9,8 +9,7 @@ from typing import Any
 from ckptd.disk.in_quarantine import read_quarantine
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series import Entry, Series, read_series, runs
-from ckptd.errors import NothingThere
-from ckptd_daemon.cli import arguments, checkpoint_json, output, units
+from ckptd_daemon.cli import arguments, checkpoint_json, output, selectors, units
 from ckptd_daemon.cli.output import Cell
 
 _COLOURS = {
@@ -22,7 +21,7 @@ _HEADERS = ("RUN", "NAME", "STEP", "SEQ", "STATE", "BYTES", "SAVED (UTC)", "METR
 
 def run(args: argparse.Namespace) -> int:
     """Print the list; NothingThere when it is empty."""
-    root = Root.for_reading(arguments.root(args))
+    root = arguments.root_to_read(args)
     chosen = arguments.run_or_all(args)
     listed = [_Listed(root, name) for name in ([chosen] if chosen else runs(root))]
     if args.json:
@@ -30,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         output.emit(output.table(_HEADERS, [_row(run, *each) for run in listed for each in run.entries()]))
     if not any(True for run in listed for _ in run.entries()):
-        raise NothingThere("no checkpoints", where=f"{root.path}" + (f", run {chosen}" if chosen else ""))
+        raise selectors.nothing_in(root, chosen, "no checkpoints")
     return 0
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ckptd.disk.root_runs import other_runs
 from ckptd.disk.rootdir import Root
-from ckptd.disk.series import Checkpoint, best, latest_valid, select
+from ckptd.disk.series import Checkpoint, best, checkpoints, latest_valid, select
 from ckptd.errors import InvalidArgument, NothingThere
 from ckptd_daemon.cli import arguments, output
 from ckptd_daemon.series import policy, settings_file
@@ -26,7 +27,7 @@ def path_of(args: argparse.Namespace, selector: str) -> Path:
         return path
     if selector == "latest":
         return latest(args).path
-    root, run = Root.for_reading(arguments.root(args)), arguments.run(args)
+    root, run = arguments.root_to_read(args), arguments.run(args)
     return _best(args, root, run) if selector == "best" else select(root, run, selector)
 
 
@@ -40,14 +41,22 @@ def latest(args: argparse.Namespace, *, wait: bool = True) -> Checkpoint:
         NothingThere: There is none.
         NoValidCheckpoint: All fail their checks.
     """
-    root, run = arguments.root(args), arguments.run(args)
+    run, root = arguments.run(args), arguments.root_to_read(args)
     found = latest_valid(root, run, wait=wait, on_progress=output.note)
     if found is None:
-        raise NothingThere(
-            "no checkpoint" if wait else "no verified checkpoint", where=f"{root}, run {run}",
-            todo="" if wait else "ask without --no-wait to have one verified now",
-        )  # fmt: skip
+        if not wait and checkpoints(root, run):
+            raise NothingThere(
+                "no verified checkpoint", where=f"{root.path}, run {run}",
+                todo="ask without --no-wait to have one verified now",
+            )  # fmt: skip
+        raise nothing_in(root, run, "no checkpoint")
     return _said(found)
+
+
+def nothing_in(root: Root, run: str | None, what: str) -> NothingThere:
+    """The error for a run (None: all) that has nothing: it may be another one that was meant."""
+    where = f"{root.path}" + ("" if run is None else f", run {run}")
+    return NothingThere(what, where=where, todo="" if run is None else other_runs(root, run))
 
 
 def _said(found: Checkpoint) -> Checkpoint:
@@ -69,6 +78,8 @@ def _best(args: argparse.Namespace, root: Root, run: str) -> Path:
             )  # fmt: skip
         metric, mode = rules.monitor, rules.mode
     found = best(root, run, metric, mode, on_progress=output.note)
+    if found is None and not checkpoints(root, run):
+        raise nothing_in(root, run, "no checkpoint")
     if found is None:
         raise NothingThere(f"no valid checkpoint with the metric {metric}", where=f"{root.path}, run {run}")
     return _said(found).path

@@ -19,7 +19,7 @@ _HEADERS: Final = ("RUN", "CLIENT", "QUEUE", "COMMITTED", "VERIFIED", "FAILED", 
 
 def run(args: argparse.Namespace) -> int:
     """Print it; NoDaemon after what the disk says."""
-    root = Root.for_reading(arguments.root(args))
+    root = arguments.root_with_daemon(args)
     try:
         data, absent = _ask(root), None
     except NoDaemon as error:

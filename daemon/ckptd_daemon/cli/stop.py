@@ -6,7 +6,6 @@ import argparse
 import time
 from typing import Final
 
-from ckptd.disk.rootdir import Root
 from ckptd.errors import NoDaemon, TimedOut
 from ckptd.link import wire
 from ckptd.link.connection import Connection, connect
@@ -23,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     grace_s = arguments.duration_s(args, "grace", DEFAULT_GRACE_S)
     timeout_s = arguments.duration_s(args, "timeout", grace_s + EXTRA_S)
     deadline = time.monotonic() + timeout_s
-    connection = connect(Root.for_reading(arguments.root(args)), timeout_s=min(timeout_s, _ANSWER_S))
+    connection = connect(arguments.root_with_daemon(args), timeout_s=min(timeout_s, _ANSWER_S))
     try:
         _ask(connection, grace_s, deadline)
         _wait_until_gone(connection, deadline, timeout_s)

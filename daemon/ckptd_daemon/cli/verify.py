@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ckptd.disk.rootdir import Root
 from ckptd.disk.series import read_series, runs
 from ckptd.disk.verification import Report, check
 from ckptd.errors import CorruptCheckpoint, InvalidArgument, NothingThere
@@ -40,7 +39,7 @@ def _paths(args: argparse.Namespace) -> Iterator[Path]:
     if not args.all:
         yield from [selectors.path_of(args, selector) for selector in args.selectors]
         return
-    root = Root.for_reading(arguments.root(args))
+    root = arguments.root_to_read(args)
     chosen = arguments.run_or_all(args)
     found = False
     for name in [chosen] if chosen else runs(root):
@@ -48,7 +47,7 @@ def _paths(args: argparse.Namespace) -> Iterator[Path]:
             found = True
             yield entry.path
     if not found:
-        raise NothingThere("no checkpoints", where=f"{root.path}" + (f", run {chosen}" if chosen else ""))
+        raise selectors.nothing_in(root, chosen, "no checkpoints")
 
 
 def _check(path: Path) -> Report:
