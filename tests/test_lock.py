@@ -45,6 +45,20 @@ def test_a_second_writer_is_refused_and_told_the_first_ones_pid(root: Root) -> N
         assert lock.held
 
 
+def test_a_writer_without_a_daemon_is_not_offered_as_one(root: Root) -> None:
+    child = holder(root)
+    with pytest.raises(RootLocked, match="saves to this root without a daemon") as caught:
+        RootLock(root).acquire()
+    child.communicate("\n")
+    assert f"pid {child.pid}" in caught.value.seen
+    assert "attach" not in str(caught.value) and "ckptd stop" not in str(caught.value)
+
+
+def test_another_client_of_this_very_process_is_to_be_closed(root: Root) -> None:
+    with RootLock(root), pytest.raises(RootLocked, match=r"this process already saves.*close\(\)"):
+        RootLock(root).acquire()
+
+
 def test_a_killed_holder_frees_the_lock(root: Root) -> None:
     child = holder(root)
     child.kill()

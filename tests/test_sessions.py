@@ -52,7 +52,14 @@ def test_a_free_run_is_given_and_a_taken_one_is_refused_by_pid() -> None:
     assert refusal(None, None, (11, 1), "gpt") is None
     error = refusal(None, holder, (11, 1), "gpt")
     assert isinstance(error, RunTaken) and error.seen == "pid 10"
-    assert isinstance(refusal(None, holder, (10, 1), "gpt"), RunTaken)  # the same process, still connected
+    assert error.todo == "end that process, or use another run name"
+
+
+def test_a_second_client_of_the_same_process_is_told_to_close_the_first() -> None:
+    error = refusal(None, session(), (10, 1), "gpt")
+    assert isinstance(error, RunTaken)
+    assert error.what == "this process already has a client for run gpt"
+    assert error.todo == "call its close() first"
 
 
 def test_a_client_may_come_back_but_not_as_another_process_or_for_another_run() -> None:

@@ -99,17 +99,21 @@ class RootLock:
             os.pwrite(fd, "{} {}\n".format(*own_start()).encode(), 0)
 
     def _locked(self, holder: tuple[int, int] | None) -> RootLocked:
+        """The error that says who holds the lock, and what can be done about that one."""
+        what, todo = "another process writes to this root", "wait for it, end it, or pick another root"
         record = DaemonRecord.read(self.root)
         if record is not None and record.alive():
             seen = f"the daemon with pid {record.pid} at {record.endpoint}"
+            todo = 'use it (daemon="attach"), stop it (ckptd stop), or pick another root'
+        elif holder == own_start():
+            what, seen = "this process already saves to this root without a daemon", f"pid {holder[0]}"
+            todo = "close() that client first"
         elif holder is not None and process_started(holder[0]) == holder[1]:
-            seen = f"the process with pid {holder[0]}"
+            what = "another process saves to this root without a daemon"
+            seen = f"pid {holder[0]}, if it isn't a daemon that is just starting or leaving"
         else:
             seen = "a process of another machine or container, or one that is just starting or leaving"
-        return RootLocked(
-            "another process writes to this root", where=str(self.root.path), seen=seen,
-            todo="use it (daemon=\"attach\"), stop it (ckptd stop), or pick another root",
-        )  # fmt: skip
+        return RootLocked(what, where=str(self.root.path), seen=seen, todo=todo)
 
 
 def _signature(fd: int) -> tuple[int, int] | None:

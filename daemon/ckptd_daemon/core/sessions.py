@@ -133,6 +133,11 @@ def refusal(
         )
     if holder is None or holder is known or may_take_over(holder, process[0]):
         return None
+    if holder.owner == process:
+        return RunTaken(
+            f"this process already has a client for run {run}", where=f"run {run}",
+            seen=f"pid {holder.process.pid}", todo="call its close() first",
+        )  # fmt: skip
     return RunTaken(
         "the run already has a live client", where=f"run {run}", seen=f"pid {holder.process.pid}",
         todo="end that process, or use another run name",
