@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptd.disk.lock import RootLock
+from ckptd.disk.lock import holder as named_holder
 from ckptd.disk.rootdir import DaemonRecord, Root, own_start
 from ckptd.errors import RootLocked
 
@@ -84,13 +89,57 @@ def test_the_lock_file_stays(root: Root) -> None:
         assert path.stat().st_ino == inode
 
 
+@pytest.mark.parametrize("victim", ["lock", "."])
+def test_removing_the_lock_file_or_its_folder_lets_no_second_writer_in(root: Root, victim: str) -> None:
+    child = holder(root)
+    (root.service_dir / "lock").unlink()
+    if victim == ".":
+        shutil.rmtree(root.service_dir)
+    again = Root.open(root.path, create=False)
+    with pytest.raises(RootLocked):
+        RootLock(again).acquire()
+    assert not (root.service_dir / "lock").exists()  # who is refused makes nothing
+    child.communicate("\n")
+    with RootLock(again):
+        pass
+
+
+def test_a_removed_lock_file_is_made_again_by_its_holder_and_names_it(root: Root) -> None:
+    pid, path = os.getpid(), root.service_dir / "lock"
+    with RootLock(root) as lock:
+        assert not lock.restore()
+        path.unlink()
+        assert lock.restore()
+        assert named_holder(root) == pid
+        with pytest.raises(RootLocked, match=f"pid {pid}"):
+            RootLock(root).acquire()
+    assert named_holder(root) is None
+
+
+def test_where_a_folder_can_not_be_locked_the_file_alone_is_the_lock(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = fcntl.flock
+
+    def on_nfs(fd: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", on_nfs)
+    with RootLock(root), pytest.raises(RootLocked, match=f"pid {os.getpid()}"):
+        RootLock(root).acquire()
+    with RootLock(root):
+        pass
+
+
 def test_a_lock_on_a_file_that_was_replaced_is_no_lock(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     path = root.service_dir / "lock"
     real, unlinked = os.open, []
 
     def open_then_lose(name: object, *args: object, **kwargs: object) -> int:
         fd = real(name, *args, **kwargs)  # type: ignore[arg-type]
-        if name == path and not unlinked:
+        if name == str(path) and not unlinked:
             unlinked.append(path.rename(path.with_name("lost")))
             path.touch(0o600)
         return fd
