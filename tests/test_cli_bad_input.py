@@ -70,6 +70,24 @@ def test_a_root_that_cant_be_made_is_refused(root: Path) -> None:
     assert not root.exists()
 
 
+@pytest.mark.parametrize("how", ["start", "start --detach"])
+def test_a_root_where_no_folder_can_be_is_refused_with_the_systems_reason(how: str) -> None:
+    done = ckptd(*how.split(), "--root", "/proc/x")
+    refused(done, 2, "/proc/x: the root can't be made", "No such file or directory: '/proc/x'")
+
+
+def test_a_client_that_insists_on_a_daemon_of_a_missing_root_is_told_who_makes_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root.parent.mkdir()
+    monkeypatch.chdir(root.parent)
+    with pytest.raises(errors.BadRoot, match="no such folder") as caught:
+        library.Client(root="root", daemon="attach")
+    assert caught.value.where == str(root)
+    assert f"ckptd start --root {root} --detach" in caught.value.todo
+    assert 'daemon="auto"' in caught.value.todo
+
+
 @pytest.mark.parametrize("command", ["start", "start --detach", "status", "list", "stop", "drain", "latest"])
 def test_a_root_that_is_a_file_is_refused(root: Path, command: str) -> None:
     root.parent.mkdir()

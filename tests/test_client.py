@@ -265,7 +265,9 @@ def test_only_what_is_named_is_restored_and_what_is_missing_is_said(root: Path) 
 # --- the daemon dies, the client dies ---------------------------------------------------------------
 
 
-def test_a_killed_daemon_is_replaced_and_nothing_accepted_is_lost(root: Path) -> None:
+def test_a_killed_daemon_is_replaced_and_nothing_accepted_is_lost(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     state = make()
     with ckptd.Client(root, cadence=ckptd.Cadence(every_steps=1000)) as client:
         client.restore(state)
@@ -279,6 +281,10 @@ def test_a_killed_daemon_is_replaced_and_nothing_accepted_is_lost(root: Path) ->
         assert daemon(root).pid != first
         assert [one.step for one in client.checkpoints()] == [1, 2, 3, 4, 5]
         assert client.drain(60, verified=True) == 0
+        told = [record.getMessage() for record in caplog.records if record.name == session.__name__]
+        lost, recovered = told  # at the level of warnings: what nobody set up logging for shows
+        assert f"pid {first} is gone; another one is started by itself" in lost and "ckptd start" not in lost
+        assert f"session.recovered run=default pid={daemon(root).pid}" in recovered
 
 
 @pytest.mark.slow

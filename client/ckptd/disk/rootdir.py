@@ -187,15 +187,19 @@ def _runtime_path() -> Path:
 
 
 def _checked_root(path: Path, *, create: bool, writing: bool) -> Path:
-    where = str(path)
+    where = str(path.absolute())
     try:
         if create:
             durable.make_dirs(path.absolute())
         found = path.stat()
     except FileNotFoundError as error:
+        if create:
+            raise BadRoot("the root can't be made", where=where, seen=str(error)) from error
         raise BadRoot(
-            "no such folder", where=where, todo="check the path, or let a client or daemon make it"
-        ) from error
+            "no such folder", where=where,
+            todo=f"check the path, or have it made: ckptd start --root {where} --detach, "
+            'or a client with daemon="auto"',
+        ) from error  # fmt: skip
     except (FileExistsError, NotADirectoryError) as error:
         raise BadRoot("a file, not a folder", where=where, todo="pick another path") from error
     except OSError as error:

@@ -50,6 +50,7 @@ class Session:
         self._start: DaemonStart | None = None
         self._start_failed = False
         self._not_before = 0.0
+        self._lost = False
         self.attached: Attached | None = None
         self.epoch = 0
         self.trouble: CkptdError | None = None  #: why it isn't attached now
@@ -188,10 +189,18 @@ class Session:
             raise
         self._connection, self.trouble = connection, None
         self.epoch += 1
-        log.info("session.attached run=%s pid=%d epoch=%d", self._run, connection.record.pid, self.epoch)
+        # As loud as the loss was, so that whoever saw that one sees this one too.
+        level, event = (logging.WARNING, "recovered") if self._lost else (logging.INFO, "attached")
+        log.log(
+            level, "session.%s run=%s pid=%d epoch=%d", event, self._run, connection.record.pid, self.epoch
+        )
+        self._lost = False
 
     def _lose(self, error: CkptdError) -> None:
-        log.warning("session.lost run=%s error=%s", self._run, error)
+        next_ = "another one is started by itself" if self._mode == "auto" else error.todo
+        said = CkptdError(error.what, where=error.where, seen=error.seen, todo=next_)
+        log.warning("session.lost run=%s error=%s", self._run, said)
+        self._lost = True
         self.trouble, self._not_before = error, 0.0
         with contextlib.suppress(CkptdError):
             self.close()
