@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptd.errors import ProtocolError, SharedMemoryTooSmall
+from ckptd.snapshot import slot_header
 from ckptd.snapshot.slots import HEADER_BYTES, Slot, SlotState, needed_bytes
 
 CLIENT = "ab" * 16
@@ -198,3 +199,23 @@ def test_the_owner_and_the_sequence_given_on_acceptance_stay_in_the_header(tmp_p
     assert (header.owner_pid, header.owner_started) == (123, 456)
     assert slot.disown().owner_pid == 0
     slot.close()
+
+
+def _rewrite_newest(slot: Slot, counter: int) -> None:
+    with slot.path.open("r+b") as file:
+        for start in (0, HEADER_BYTES // 2):
+            file.seek(start)
+            file.write(slot_header.pack(counter, slot.header()))
+
+
+def test_a_counter_that_can_not_be_counted_on_is_no_header(slot: Slot) -> None:
+    _rewrite_newest(slot, 2**64 - 1)
+    with pytest.raises(ProtocolError, match="no whole header"):
+        slot.header()
+
+
+def test_the_last_counter_is_refused_instead_of_written_as_one_nobody_reads(slot: Slot) -> None:
+    _rewrite_newest(slot, slot_header.MAX_NUMBER)
+    with pytest.raises(ProtocolError, match="used up"):
+        slot.begin(CLIENT, "gpt", 1)
+    assert slot.header().state is SlotState.FREE

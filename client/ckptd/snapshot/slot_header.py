@@ -26,6 +26,7 @@ _FIELDS: Final = struct.Struct(
 _CRC: Final = struct.Struct("<I")
 _NO_CLIENT: Final = bytes(16)
 
+MAX_NUMBER: Final = 2**63 - 1  #: of every number in a header; one more still fits its field
 PACKED_BYTES: Final = _FIELDS.size + _CRC.size  #: length of one copy
 
 
@@ -87,6 +88,8 @@ def unpack(raw: bytes) -> tuple[int, SlotHeader] | None:
     magic, version, state, counter, *numbers, client, sha256, run = _FIELDS.unpack_from(raw)
     generation, snapshot, sequence, data_bytes, descriptor_bytes, owner_pid, owner_started = numbers
     name = _run_name(run)
+    if max(counter, *numbers) > MAX_NUMBER:
+        return None
     if magic != _MAGIC or version != _VERSION or name is None or descriptor_bytes > MAX_DESCRIPTOR_BYTES:
         return None
     if state not in SlotState.__members__.values():

@@ -232,6 +232,10 @@ class Slot:
             counter, start, old = self._newest()
             self._check(old, *states)
             new = change(old)
+            if counter >= slot_header.MAX_NUMBER or new.generation > slot_header.MAX_NUMBER:
+                raise ProtocolError(
+                    "the header's counters are used up", where=self.name, todo="remove the slot"
+                )
             self._write(_COPIES[1] if start == _COPIES[0] else _COPIES[0], counter + 1, new)
         return new
 
