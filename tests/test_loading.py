@@ -159,10 +159,10 @@ def test_a_missing_checkpoint_is_gone_not_corrupt(tmp_path: Path) -> None:
         load(tmp_path / "nothing" / "deeper")
 
 
-def test_an_empty_folder_is_corrupt(tmp_path: Path) -> None:
-    (tmp_path / "c").mkdir()
+def test_an_empty_folder_is_corrupt_when_it_has_a_checkpoints_name(tmp_path: Path) -> None:
+    (tmp_path / "step-000000007").mkdir()
     with pytest.raises(CorruptCheckpoint, match=r"index\.json"):
-        load(tmp_path / "c")
+        load(tmp_path / "step-000000007")
 
 
 def test_an_unknown_schema_is_refused_by_name(folder: Path) -> None:
@@ -172,9 +172,12 @@ def test_an_unknown_schema_is_refused_by_name(folder: Path) -> None:
         load(folder)
 
 
-def test_a_checkpoint_whose_data_file_lies_about_its_schema_is_refused(folder: Path) -> None:
+def test_a_data_file_of_v2_taken_out_of_its_folder_is_no_checkpoint_of_v1(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = next(folder.glob("*.pt"))
     with pytest.raises(UnknownSchema):
-        load(next(folder.glob("*.pt")))
+        load(shutil.copy(file, tmp_path / file.name))
 
 
 def test_only_reads_the_files_of_the_components_asked_for(tmp_path: Path) -> None:

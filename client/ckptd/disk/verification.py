@@ -20,6 +20,7 @@ from ckptd.disk.folder_files import open_file, open_folder, read_small_file
 from ckptd.disk.index_files import IndexedFile, files_of
 from ckptd.disk.medium import How, hash_file
 from ckptd.disk.verification_v1 import faults_v1
+from ckptd.disk.wrong_path import refuse_wrong_path
 from ckptd.errors import CheckpointGone, CorruptCheckpoint, UnknownSchema
 from ckptd.format.records import SCHEMA_V1, CheckpointIndex, read_index
 from ckptd.format.table_rows import faults_in_files, table_from_bytes
@@ -86,8 +87,10 @@ def verify(path: str | os.PathLike[str], *, uncached: bool = False) -> Report:
     Raises:
         CorruptCheckpoint: Something is wrong with it; `seen` and `wanted` are those of the first fault.
         CheckpointGone: It isn't there (any more).
+        InvalidArgument, NothingThere: It is something else: a file of a checkpoint, a run, any other folder.
         OSError: As for check.
     """
+    refuse_wrong_path(path)
     work = _Check(Path(path), uncached, None)
     report = work.run()
     if report.gone:

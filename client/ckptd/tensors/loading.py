@@ -16,6 +16,7 @@ import torch
 
 from ckptd.disk.checkpoint_reader import CheckpointReader
 from ckptd.disk.folder_files import open_folder, read_small_file
+from ckptd.disk.wrong_path import refuse_wrong_path
 from ckptd.errors import CkptdError, CorruptCheckpoint, InvalidArgument, UnknownSchema
 from ckptd.format.records import SCHEMA_V1, CheckpointIndex
 from ckptd.format.table_rows import TensorRow, faults_in_files, table_from_bytes
@@ -66,7 +67,9 @@ def load(
         CheckpointGone: It isn't there, or was deleted before it was opened.
         CorruptCheckpoint: Bytes are not those committed; where, seen and wanted say which.
         UnknownSchema: It is of a version this one can't read.
-        InvalidArgument: `only` names a component it doesn't have, or map_location isn't a device.
+        InvalidArgument: `only` names a component it doesn't have, map_location isn't a device that this torch
+            can use, or path is a file of a checkpoint, a run's folder or a root.
+        NothingThere: path is a folder with nothing of a checkpoint in it.
     """
     return load_with_index(path, map_location=map_location, only=only).components
 
@@ -81,6 +84,7 @@ def load_with_index(
     device = _device(map_location)
     if isinstance(only, str):
         raise InvalidArgument("not a list of components", where="only", seen=repr(only), wanted=f"[{only!r}]")
+    refuse_wrong_path(path)
     if _is_v1(Path(path)):
         return _load_v1(path, device, only)
     with CheckpointReader(os.fspath(path), only=only) as reader:
@@ -90,12 +94,21 @@ def load_with_index(
 
 
 def _device(map_location: str | torch.device) -> torch.device:
+    seen = repr(map_location)[:80]
     try:
-        return torch.device(map_location)
+        device = torch.device(map_location)
     except (RuntimeError, TypeError) as error:
         raise InvalidArgument(
-            "not a device", where="map_location", seen=repr(map_location)[:80], wanted='"cpu", "cuda:0", …'
+            "not a device", where="map_location", seen=seen, wanted='"cpu", "cuda:0", …'
         ) from error
+    try:
+        torch.empty(0, device=device)  # found out now, not after the whole checkpoint was read
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch asserts that it was built with CUDA
+        raise InvalidArgument(
+            "this torch can't use the device", where="map_location",
+            seen=f"{seen}: {str(error).partition(chr(10))[0]}"[:200], todo='use map_location="cpu"',
+        ) from error  # fmt: skip
+    return device
 
 
 # --- format v1 ------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 from ckptd.disk.root_runs import other_runs
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series import Checkpoint, best, checkpoints, latest_valid, select
+from ckptd.disk.wrong_path import refuse_wrong_path
 from ckptd.errors import InvalidArgument, NothingThere
 from ckptd_daemon.cli import arguments, output
 from ckptd_daemon.series import policy, settings_file
@@ -18,12 +19,13 @@ def path_of(args: argparse.Namespace, selector: str) -> Path:
 
     Raises:
         NothingThere: Nothing fits it.
-        InvalidArgument: It isn't a selector, or `best` by no metric.
+        InvalidArgument: It isn't a selector, a path of something else, or `best` by no metric.
     """
     if "/" in selector or selector in (".", ".."):
         path = Path(selector).absolute()
         if not path.exists():
             raise NothingThere("no such checkpoint", where=str(path))
+        refuse_wrong_path(path)
         return path
     if selector == "latest":
         return latest(args).path
