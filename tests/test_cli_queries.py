@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -278,7 +279,11 @@ def test_show_best_uses_the_metric_of_the_flag(capsys: Capsys, made: Made) -> No
 def test_show_best_by_no_metric_is_a_usage_error(capsys: Capsys, made: Made) -> None:
     made.commit(100)
     code, _, err = run(capsys, "show", made, "--run", "r", "best")
-    assert code == 2 and "--monitor" in err
+    assert code == 2
+    assert err == (
+        "ckptd: no metric to choose the best checkpoint by: the policy of run r names none; "
+        "give --monitor NAME:min or NAME:max\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -319,6 +324,16 @@ def test_verify_reads_all_and_names_every_fault(capsys: Capsys, made: Made) -> N
     assert "meta.pt: wrong sha256" in err and "tensors.json: is missing" in err
 
 
+def test_verify_says_a_fault_once_to_who_sees_both_streams(
+    capsys: Capsys, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flip_byte(made.dir / made.commit(100).name / "ckpt.pt")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, out, err = run(capsys, "verify", made, "--run", "r", "100")
+    assert code == 4
+    assert (out + err).count("wrong sha256") == 1 and out.count("wrong sha256") == 1
+
+
 @pytest.mark.parametrize("file", ["ckpt.pt", "index.json", "tensors.json"])
 def test_any_flipped_byte_is_found(capsys: Capsys, made: Made, file: str) -> None:
     path = made.dir / made.commit(100).name / file
@@ -338,8 +353,11 @@ def test_verify_as_json(capsys: Capsys, made: Made) -> None:
 
 
 def test_verify_wants_to_know_what(capsys: Capsys, made: Made) -> None:
-    assert run(capsys, "verify", made)[0] == 2
-    assert run(capsys, "verify", made, "--all", "100")[0] == 2
+    code, _, err = run(capsys, "verify", made)
+    assert code == 2
+    assert err == "ckptd: no checkpoint named; give latest, best, a step such as 1200, a path, or --all\n"
+    code, _, err = run(capsys, "verify", made, "--all", "100")
+    assert (code, err) == (2, "ckptd: --all goes without SEL: 100; give one of them\n")
     assert run(capsys, "verify", made, "--all")[0] == 3
 
 

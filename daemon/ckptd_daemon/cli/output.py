@@ -37,9 +37,14 @@ def printable(text: str) -> str:
     )
 
 
+def table_is_shown() -> bool:
+    """Whether a person reads what goes to stdout."""
+    return sys.stdout.isatty()
+
+
 def table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """The rows as lines: aligned under headers on a terminal; without headers, tab-separated, to a pipe."""
-    if not sys.stdout.isatty():
+    if not table_is_shown():
         return "".join("\t".join(printable(cell.plain) for cell in row) + "\n" for row in rows)
     return _aligned(headers, rows, colour="NO_COLOR" not in os.environ)
 

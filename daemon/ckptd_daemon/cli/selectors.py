@@ -75,7 +75,7 @@ def _best(args: argparse.Namespace, root: Root, run: str) -> Path:
         rules = settings_file.read_settings(root.path).policy_for(run)
         if rules.monitor is None or rules.mode is None:
             raise InvalidArgument(
-                "best by which metric?", where="best", seen=f"the policy of run {run} names none",
+                "no metric to choose the best checkpoint by", seen=f"the policy of run {run} names none",
                 todo="give --monitor NAME:min or NAME:max",
             )  # fmt: skip
         metric, mode = rules.monitor, rules.mode

@@ -19,8 +19,14 @@ _HEADERS = ("CHECKPOINT", "STATE", "BYTES", "READ", "FAULTS")
 
 def run(args: argparse.Namespace) -> int:
     """Print a line per checkpoint; exit code 4 when one is corrupt, else 3 when one is gone."""
-    if bool(args.selectors) == args.all:
-        raise InvalidArgument("which checkpoints?", wanted="SEL… or --all", todo="see `ckptd verify --help`")
+    if args.all and args.selectors:
+        raise InvalidArgument(
+            "--all goes without SEL", seen=" ".join(args.selectors), todo="give one of them"
+        )
+    if not args.all and not args.selectors:
+        raise InvalidArgument(
+            "no checkpoint named", todo="give latest, best, a step such as 1200, a path, or --all"
+        )
     reports = [_check(path) for path in _paths(args)]
     if args.json:
         output.emit_json("ckpt.v2-verify", {"checkpoints": [_as_json(report) for report in reports]})
@@ -29,10 +35,16 @@ def run(args: argparse.Namespace) -> int:
     bad = [report for report in reports if not report.ok]
     if not bad:
         return 0
+    if not output.table_is_shown():
+        _say(bad)
+    return NothingThere.exit_code if all(report.gone for report in bad) else CorruptCheckpoint.exit_code
+
+
+def _say(bad: list[Report]) -> None:
+    """For the person at stderr, when the table goes elsewhere."""
     for report in bad:
         for fault in report.faults or ("gone",):
             output.note(f"{report.path}: {fault}")
-    return NothingThere.exit_code if all(report.gone for report in bad) else CorruptCheckpoint.exit_code
 
 
 def _paths(args: argparse.Namespace) -> Iterator[Path]:
