@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,18 +61,75 @@ def test_a_failure_half_way_leaves_none_behind(pool: SlotPool, monkeypatch: pyte
     assert list(pool.folder.iterdir()) == []
 
 
-def test_a_scan_finds_what_is_whole_drops_what_is_not_and_leaves_other_names_alone(pool: SlotPool) -> None:
-    (whole, damaged, renamed) = make(pool, A, 3)
-    with damaged.path.open("r+b") as file:
-        file.write(bytes(HEADER_BYTES))
+def test_a_scan_finds_what_is_whole_drops_what_holds_nothing_and_leaves_other_names_alone(
+    pool: SlotPool,
+) -> None:
+    whole, renamed, short = make(pool, A, 3)
     renamed.path.rename(pool.folder / renamed.name.replace(A, B))
+    os.truncate(short.path, 4096)
     (pool.folder / "notes.txt").write_text("mine")
     (pool.folder / f"slot-{A}-7-0123abcd").symlink_to(whole.path)
     later = SlotPool(pool.folder)
     assert [(slot.name, header.client_id) for slot, header in later.scan()] == [(whole.name, A)]
     assert {path.name for path in pool.folder.iterdir()} == {whole.name, "notes.txt"}
+    assert later.scan() == [] and not later.unread
     for slot in later:
         slot.close()
+
+
+def test_a_slot_that_may_hold_what_was_sealed_is_kept_and_named(pool: SlotPool) -> None:
+    damaged, renamed, opened_up = make(pool, A, 3)
+    for number, slot in enumerate((damaged, renamed, opened_up)):
+        fill_slot(slot, descriptor_of(A, number, b"x"), b"x")
+    with damaged.path.open("r+b") as file:
+        file.write(bytes(HEADER_BYTES))
+    renamed.path.rename(pool.folder / renamed.name.replace(A, B))
+    opened_up.path.chmod(0o644)
+    before = set(pool.folder.iterdir())
+    later = SlotPool(pool.folder)
+    assert later.scan() == []
+    assert set(pool.folder.iterdir()) == before
+    assert {pool.folder / name for name in later.unread} == before
+    later.close()
+    assert set(pool.folder.iterdir()) == before
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOMEM, errno.EACCES])
+def test_a_sealed_slot_that_cannot_be_opened_now_is_kept_and_found_by_a_later_scan(
+    pool: SlotPool, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    (slot,) = make(pool, A)
+    fill_slot(slot, descriptor_of(A, 1, b"x"), b"x")
+    later = SlotPool(pool.folder)
+
+    def fails(path: Path) -> Slot:
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as without:
+        without.setattr(Slot, "open", fails)
+        assert later.scan() == [] and list(later.unread) == [slot.name]
+        assert later.get(A, slot.name) is None
+    assert later.get(B, slot.name) is None
+    ((found, header),) = later.scan()
+    assert header.state is SlotState.SEALED and not later.unread
+    found.close()
+
+
+def test_a_slot_that_could_not_be_opened_is_tried_again_when_its_client_names_it(
+    pool: SlotPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (slot,) = make(pool, A)
+    later = SlotPool(pool.folder)
+    with monkeypatch.context() as without:
+        without.setattr(Slot, "open", _no_descriptor)
+        later.scan()
+    found = later.get(A, slot.name)
+    assert found is not None and later.of(A) == [found] and later.scan() == []
+    found.close()
+
+
+def _no_descriptor(path: Path) -> Slot:
+    raise OSError(errno.EMFILE, "too many open files")
 
 
 def test_what_was_accepted_is_adopted_first_then_what_was_sealed_in_its_order(pool: SlotPool) -> None:

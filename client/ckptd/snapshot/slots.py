@@ -247,9 +247,7 @@ class Slot:
     def _newest(self) -> tuple[int, int, SlotHeader]:
         found = [whole for start in _COPIES if (whole := self._read(start)) is not None]
         if not found:
-            raise ProtocolError(
-                "no whole header", where=self.name, todo="the slot can't be used; what it held is lost"
-            )
+            raise ProtocolError("no whole header", where=self.name, todo="the slot can't be used any more")
         return max(found, key=lambda whole: whole[0])
 
     def _read(self, start: int) -> tuple[int, int, SlotHeader] | None:

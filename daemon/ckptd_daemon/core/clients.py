@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -103,7 +104,14 @@ class Clients:
             if self.sessions.get(header.client_id) is None
         ]
         for slot, header in adoption_order(kept):
-            self.pipeline.accept(slot, header, sequence=header.sequence)
+            self._accept_left(slot, header, sequence=header.sequence)
+
+    def _accept_left(self, slot: Slot, header: SlotHeader, *, sequence: int = 0) -> None:
+        """Accept what a dead client left; a header that can't be changed harms nobody else."""
+        try:
+            self.pipeline.accept(slot, header, sequence=sequence)
+        except ProtocolError as error:
+            log.error("snapshot.not_adopted slot=%s error=%s", slot.name, error)
 
     def _admit(self, identity: bytes, request: wire.Attach) -> None:
         self.bury_dead()
@@ -167,9 +175,10 @@ class Clients:
                 self._pool.remove(slot)
         opened = session.run in self.pipeline.books  # else the slots are kept until it can be
         for slot, header in adoption_order(held):
-            slot.disown()
+            with contextlib.suppress(ProtocolError):  # it must not keep the client from being buried
+                slot.disown()
             if opened:
-                self.pipeline.accept(slot, header)
+                self._accept_left(slot, header)
         self._reservations.forget(session)
         self.sessions.remove(session)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from ckptd.errors import (
 from ckptd.snapshot.slots import Slot, SlotHeader
 from ckptd_daemon.core.disk import Disk, Judged, RunFacts, Written
 from ckptd_daemon.core.lifecycle import UNWRITTEN, Event, State
-from ckptd_daemon.core.slotpool import SlotPool, header_of
+from ckptd_daemon.core.slotpool import SlotPool
 from ckptd_daemon.core.snapshots import Ledger, Snapshot
 
 log = logging.getLogger(__name__)
@@ -211,8 +212,9 @@ class Pipeline:
     def _give_up(self, snapshot: Snapshot, event: Event) -> None:
         slot, snapshot.slot, snapshot.retry_at = snapshot.slot, None, None
         snapshot.becomes(event)
-        if slot is not None and header_of(slot) is not None:
-            slot.release()
+        if slot is not None:
+            with contextlib.suppress(ProtocolError):  # its client has destroyed the header
+                slot.release()
         self._listener.snapshot_changed(snapshot, slot)
 
     # --- after the commit ------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import math
 import os
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
@@ -21,9 +22,11 @@ from ckptd.names import check_run_name
 from ckptd_daemon.core import recovery
 from ckptd_daemon.core.clients import Clients
 from ckptd_daemon.core.disk import Disk
+from ckptd_daemon.core.late_slots import LateSlots
 from ckptd_daemon.core.logs import Logs, say_log
 from ckptd_daemon.core.lookup import Lookup
 from ckptd_daemon.core.pipeline import Pipeline
+from ckptd_daemon.core.publication import Publication
 from ckptd_daemon.core.server import Endpoint, Server, Signals, last_words
 from ckptd_daemon.core.service import Service
 from ckptd_daemon.core.slotpool import SlotPool
@@ -95,11 +98,11 @@ def run_daemon(settings: DaemonSettings) -> int:
         OSError: The disk is full or broken, so that it couldn't even start.
     """
     root = Root.open(settings.root, create=True)
-    with RootLock(root):
+    with RootLock(root) as lock:
         policies = _policies(root, settings)
         log_path = settings.log_path or root.service_dir / LOG_FILE
-        with Logs(log_path, to_stdout=not (settings.autostarted or settings.quiet)):
-            Daemon(root, settings, policies, str(log_path)).run()
+        with Logs(log_path, to_stdout=not (settings.autostarted or settings.quiet)) as logs:
+            Daemon(lock, settings, policies, str(log_path), logs.flush).run()
     return 0
 
 
@@ -119,8 +122,12 @@ def _policies(root: Root, settings: DaemonSettings) -> Settings:
 class Daemon:
     """The parts of one daemon, put together. Its root's lock is held from before until after."""
 
-    def __init__(self, root: Root, settings: DaemonSettings, policies: Settings, log_path: str) -> None:
-        self._root, self._settings = root, settings
+    def __init__(
+        self, lock: RootLock, settings: DaemonSettings, policies: Settings, log_path: str,
+        flush_log: Callable[[], None],
+    ) -> None:  # fmt: skip
+        root = lock.root
+        self._lock, self._root, self._settings, self._flush_log = lock, root, settings, flush_log
         self._verifier = Verifier(root.path)
         self._maker = Worker("ckptd-slots")
         self._disk = Disk(root, policies)
@@ -148,14 +155,15 @@ class Daemon:
             for run, known in facts.items():
                 clients.pipeline.opened(run, known)
             adopted = recovery.adopt(self._disk, clients, self._pool)
-            server = self._server(endpoint, clients)
+            publication = self._publication(endpoint)
+            server = self._server(endpoint, clients, publication)
             leaving.callback(self._verifier.stop)
             self._start_helpers(leaving)
-            self._record.write(self._root)
-            leaving.callback(self._record.remove, self._root)
+            publication.publish()
+            leaving.callback(publication.withdraw)
             self._say_ready(adopted)
             server.run()
-            self._record.remove(self._root)  # from now on nobody new comes; those who just did get an answer
+            publication.withdraw()  # from now on nobody new comes; those who just did get an answer
             server.finish()
         log.info("daemon.left pid=%d", self._record.pid)
 
@@ -167,15 +175,27 @@ class Daemon:
         clients.pipeline = Pipeline(self._disk, self._pool, clients, time.monotonic)
         return clients
 
-    def _server(self, endpoint: Endpoint, clients: Clients) -> Server:
+    def _publication(self, endpoint: Endpoint) -> Publication:
+        return Publication(self._lock, self._record, endpoint, self._disk.submit, self._leave_lost_root)
+
+    def _server(self, endpoint: Endpoint, clients: Clients, publication: Publication) -> Server:
         service = Service(
             clients=clients, pipeline=clients.pipeline, pool=self._pool, send=endpoint.send,
             lookup=Lookup(self._disk, clients.pipeline),
-            status=lambda: describe(self._root, self._record, clients, self._pool, self._verifier.status()),
+            status=lambda: describe(
+                self._root, publication.record, clients, self._pool, self._verifier.status()
+            ),
         )  # fmt: skip
+        late_slots = LateSlots(self._disk, clients, self._pool, time.monotonic)
+
+        def keep_house() -> None:
+            late_slots.look()
+            publication.look()
+
         return Server(
             endpoint, service, (self._disk.worker, self._maker), self._verifier, self._signals,
             grace_s=self._settings.grace_s, idle_exit_s=self._settings.idles_for_s,
+            housekeeping=keep_house,
         )  # fmt: skip
 
     def _start_helpers(self, leaving: contextlib.ExitStack) -> None:
@@ -195,9 +215,18 @@ class Daemon:
     def _close_slots(self, clients: Clients) -> None:
         """Free all memory but that of clients that live and of snapshots that couldn't be written yet."""
         clients.bury_dead()
-        if kept := len(list(self._pool)):
+        if kept := len(list(self._pool)) + len(self._pool.unread):
             log.warning("slots.kept count=%d folder=%s", kept, self._pool.folder)
         self._pool.close()
+
+    def _leave_lost_root(self) -> NoReturn:
+        """Nothing at the root's path is ours any more. What is sealed is written where the root is now, by a start
+        there: its slots are found by the id that it carries.
+        """
+        self._flush_log()
+        with contextlib.suppress(OSError):
+            self._socket_path.unlink(missing_ok=True)
+        os._exit(LEFT_AT_ONCE)
 
     def _leave_at_once(self) -> NoReturn:
         """The second signal: sealed snapshots stay in shared memory, and the next start writes them."""

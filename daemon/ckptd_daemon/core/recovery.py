@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ckptd.disk import leftovers
 from ckptd.disk.rootdir import Root
-from ckptd.errors import CkptdError, ProtocolError
+from ckptd.errors import CkptdError
 from ckptd.names import DECISIONS_DIR, check_run_name, parse_step_folder, parse_work_folder
 from ckptd.snapshot.slots import Slot, SlotHeader
 from ckptd_daemon.core.clients import Clients
@@ -67,18 +67,31 @@ def adopt(disk: Disk, clients: Clients, pool: SlotPool) -> int:
     Slots of processes that live are kept, whatever their state: the client comes back to them. Of dead ones
     only those with a sealed snapshot are. Snapshots are written in the order in which they were accepted.
     """
-    left = []
-    for slot, header in pool.scan():
-        _keep_owner(clients, header)
+    taken: set[tuple[str, int]] = set()
+    for slot, header in adoption_order(sort_out(clients, pool, pool.scan())):
+        try:
+            _adopt(disk, clients, slot, header, taken)
+        except (CkptdError, OSError) as error:  # one slot must never keep the others, or the start, waiting
+            log.error("snapshot.not_adopted slot=%s error=%s", slot.name, error)
+    return len(clients.pipeline.unwritten())
+
+
+def sort_out(
+    clients: Clients, pool: SlotPool, found: Iterable[tuple[Slot, SlotHeader]]
+) -> list[tuple[Slot, SlotHeader]]:
+    """Of slots just opened, those with a sealed snapshot; what nobody lives to use is removed."""
+    sealed = []
+    for slot, header in found:
+        try:
+            _keep_owner(clients, header)
+        except (CkptdError, OSError) as error:
+            log.error("slot.owner_unknown slot=%s error=%s", slot.name, error)
         if holds_snapshot(header):
-            left.append((slot, header))
+            sealed.append((slot, header))
         elif clients.sessions.get(header.client_id) is None:
             log.info("slot.freed slot=%s state=%s", slot.name, header.state.name.lower())
             pool.remove(slot)
-    taken: set[tuple[str, int]] = set()
-    for slot, header in adoption_order(left):
-        _adopt(disk, clients, slot, header, taken)
-    return len(clients.pipeline.unwritten())
+    return sealed
 
 
 def _adopt(disk: Disk, clients: Clients, slot: Slot, header: SlotHeader, taken: set[tuple[str, int]]) -> None:
@@ -90,11 +103,7 @@ def _adopt(disk: Disk, clients: Clients, slot: Slot, header: SlotHeader, taken: 
         book = clients.pipeline.opened(header.run, facts)
     # A sequence is given once; a header that repeats one is lying.
     given = header.sequence if (header.run, header.sequence) not in taken else 0
-    try:
-        snapshot = clients.pipeline.accept(slot, header, sequence=given)
-    except ProtocolError as error:  # its client lives and has changed it meanwhile
-        log.warning("snapshot.not_adopted slot=%s error=%s", slot.name, error)
-        return
+    snapshot = clients.pipeline.accept(slot, header, sequence=given)
     taken.add((header.run, snapshot.sequence))
     log.info(
         "snapshot.adopted run=%s snapshot=%d sequence=%d slot=%s",

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -33,17 +34,16 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Endpoint:
-    """The ROUTER socket. Its path is removed when it is closed.
+    """The ROUTER socket. Its paths are removed when it is closed.
+
+    Attributes:
+        address: Where it was bound last.
 
     Raises:
         BadRoot: Something is at its path already; it is left alone.
     """
 
     def __init__(self, path: Path) -> None:
-        if is_taken(path):  # libzmq would replace it without a word, even a regular file
-            raise BadRoot(
-                "the socket's path is taken", where=str(path), todo="start again: the name is random"
-            )
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -51,9 +51,35 @@ class Endpoint:
         self.socket.setsockopt(zmq.RCVHWM, _QUEUED_MESSAGES)
         self.socket.setsockopt(zmq.SNDHWM, _QUEUED_MESSAGES)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a connection is gone, don't swallow it
+        self.address = ""
+        self._paths: list[Path] = []
+        try:
+            self.bind(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def bind(self, path: Path) -> None:
+        """Take connections at this path, from now on the only one told. Those that stand are kept.
+
+        Raises:
+            BadRoot: Something is there already; it is left alone.
+            zmq.ZMQError: It can't be bound.
+        """
+        if is_taken(path):  # libzmq would replace it without a word, even a regular file
+            raise BadRoot(
+                "the socket's path is taken", where=str(path), todo="start again: the name is random"
+            )
+        self.socket.bind(f"ipc://{path}")  # never unbound before the end: that would cut connections
+        self._paths.append(path)
         self.address = f"ipc://{path}"
-        self._path = path
-        self.socket.bind(self.address)
+
+    def in_place(self) -> bool:
+        """Whether there is a socket at the path that was told last: its name is random, nobody else makes it."""
+        try:
+            return stat.S_ISSOCK(self._paths[-1].lstat().st_mode)
+        except OSError:
+            return False
 
     def send(self, identity: bytes, message: wire.Reply) -> bool:
         """Send without waiting; False when the connection is gone.
@@ -81,8 +107,9 @@ class Endpoint:
     def close(self, linger_ms: int = 0) -> None:
         self.socket.close(linger=linger_ms)
         self._context.term()
-        with contextlib.suppress(OSError):
-            self._path.unlink(missing_ok=True)
+        for path in self._paths:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 class Signals:
@@ -128,14 +155,16 @@ class Server:
         signals: Ask it to leave.
         grace_s: How long attached clients are served after the first signal.
         idle_exit_s: Leave after so long without an attached client and without work; None: never.
+        housekeeping: Called each turn, at least once a second.
         now: A monotonic clock in seconds.
     """
 
     def __init__(
         self, endpoint: Endpoint, service: Service, workers: Iterable[Worker], verifier: Verifier,
         signals: Signals, *, grace_s: float, idle_exit_s: float | None,
-        now: Callable[[], float] = time.monotonic,
+        housekeeping: Callable[[], None] = lambda: None, now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
+        self._housekeeping = housekeeping
         self._endpoint, self._service, self._workers = endpoint, service, list(workers)
         self._verifier, self._signals, self._now = verifier, signals, now
         self._grace_s, self._idle_exit_s = grace_s, idle_exit_s
@@ -169,6 +198,7 @@ class Server:
             self._service.pipeline.report(run, report)
         self._look_for_ended(events)
         self._service.pipeline.retry()
+        self._housekeeping()
 
     def _look_for_ended(self, events: dict[object, int]) -> None:
         """See to clients that died: when their pidfd says so, and from time to time where there is none."""

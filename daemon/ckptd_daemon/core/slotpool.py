@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from ckptd.errors import ProtocolError
+from ckptd.errors import CkptdError, ProtocolError
+from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.snapshot.slots import Slot, SlotHeader, SlotState
 from ckptd_daemon.core.room import Room, check_room, rooms_for
 
@@ -28,12 +31,17 @@ class SlotPool:
     Args:
         folder: Where the slots lie; already checked.
         rooms: The bounds on shared memory; handed in by tests.
+
+    Attributes:
+        unread: Slots that lie in the folder and couldn't be taken in, with the reason: they may hold what was
+            sealed, so they stay, and each scan tries them again.
     """
 
     def __init__(self, folder: Path, *, rooms: Callable[[Path], Iterable[Room]] = rooms_for) -> None:
         self.folder = folder
         self._rooms = rooms
         self._slots: dict[str, tuple[str, Slot]] = {}
+        self.unread: dict[str, str] = {}
 
     def __repr__(self) -> str:
         return f"SlotPool({self.folder}, {len(self._slots)} slots)"
@@ -42,24 +50,30 @@ class SlotPool:
         return iter([slot for _, slot in self._slots.values()])
 
     def scan(self) -> list[tuple[Slot, SlotHeader]]:
-        """Open every slot that an earlier daemon left. What can't be one any more is removed, and said."""
-        found = []
+        """Open every slot that an earlier daemon left and that isn't open yet.
+
+        Removed, and said, is only what can't be a slot or surely holds nothing sealed; see `unread` for the rest.
+        """
+        found, unread = [], {}
         for path in sorted(self.folder.iterdir()):
             match = _NAME.fullmatch(path.name)
-            if match is None:
+            if match is None or path.name in self._slots:
                 continue
             try:
-                slot = Slot.open(path)
-                header = slot.header()
-                if header.client_id != match[1]:
-                    raise ProtocolError("another client's", seen=header.client_id, wanted=match[1])
-            except (OSError, ProtocolError) as error:
-                log.warning("slot.dropped slot=%s reason=%s", path.name, error)
-                with contextlib.suppress(OSError):
-                    path.unlink()
+                slot, header = _opened(path, match[1])
+            except FileNotFoundError:
+                continue
+            except (OSError, CkptdError) as error:
+                if isinstance(error, CkptdError) and not _may_hold(path):
+                    _drop(path, error)
+                else:
+                    unread[path.name] = str(error)
                 continue
             self._slots[slot.name] = (match[1], slot)
             found.append((slot, header))
+        for name in unread.keys() - self.unread.keys():
+            log.error("slot.kept slot=%s reason=%s; tried again later", self.folder / name, unread[name])
+        self.unread = unread
         return found
 
     def make(
@@ -99,7 +113,11 @@ class SlotPool:
         return [slot for owner, slot in self._slots.values() if owner == client_id]
 
     def get(self, client_id: str, name: str) -> Slot | None:
-        """That slot, if it is this client's."""
+        """That slot, if it is this client's; one that couldn't be opened before is tried again."""
+        if name in self.unread and name.startswith(f"slot-{client_id}-"):
+            with contextlib.suppress(OSError, CkptdError):
+                self.add(client_id, [_opened(self.folder / name, client_id)[0]])
+                del self.unread[name]
         owner, slot = self._slots.get(name, ("", None))
         return slot if owner == client_id else None
 
@@ -117,6 +135,43 @@ class SlotPool:
         self._slots.clear()
         with contextlib.suppress(OSError):  # not empty: somebody still needs what is in it
             self.folder.rmdir()
+
+
+def _opened(path: Path, client_id: str) -> tuple[Slot, SlotHeader]:
+    slot = Slot.open(path)
+    try:
+        header = slot.header()
+        if header.client_id != client_id:
+            raise ProtocolError("another client's", seen=header.client_id, wanted=client_id)
+    except BaseException:
+        slot.close()
+        raise
+    return slot, header
+
+
+def _may_hold(path: Path) -> bool:
+    """Whether a slot that can't be used may hold what somebody sealed: it is kept then, for a person to look at.
+
+    A header that is lost proves nothing of the data behind it. A whole one that says free or filling does.
+    """
+    try:
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+            return False
+        if found.st_size < 2 * PAGE_ALIGNMENT or found.st_size % PAGE_ALIGNMENT:
+            return False
+        slot = Slot.open(path)
+    except (OSError, CkptdError):
+        return True
+    header = header_of(slot)
+    slot.close()
+    return header is None or holds_snapshot(header)
+
+
+def _drop(path: Path, reason: CkptdError) -> None:
+    log.warning("slot.dropped slot=%s reason=%s", path.name, reason)
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def header_of(slot: Slot) -> SlotHeader | None:

@@ -2,7 +2,8 @@
 
 {"schema": "ckpt.v2-status",
  "daemon": {"pid", "started_at", "version", "root", "endpoint", "log", "daemon_id",
-            "state": "serving" | "leaving"},
+            "state": "serving" | "leaving",
+            "slots_unread": [{"name", "reason"}]},  they couldn't be opened, are kept and tried again
  "runs": [{"run", "run_id",
            "client": null | {"client_id", "pid", "version", "attached"},
            "queue": [SNAPSHOT…],               staged or being written, oldest first
@@ -45,9 +46,10 @@ def describe(
         "pid": record.pid, "started_at": record.started_at, "version": record.version,
         "root": str(root.path), "endpoint": record.endpoint, "log": record.log,
         "daemon_id": record.daemon_id, "state": "leaving" if clients.leaving else "serving",
+        "slots_unread": [{"name": n, "reason": why[:200]} for n, why in list(pool.unread.items())[:_MOST_SNAPSHOTS]],
     }  # fmt: skip
     data: dict[str, Any] = {"schema": SCHEMA, "daemon": daemon, "runs": [], "verifier": dict(verifier)}
-    length = 4096
+    length = 4096 + len(msgspec.json.encode(daemon))
     for run, book in sorted(clients.pipeline.books.items()):
         described = _run(run, book, clients.sessions.of_run(run), pool)
         length += len(msgspec.json.encode(described))
