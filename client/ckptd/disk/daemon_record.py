@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptd.disk import durable
+from ckptd.disk.folder_files import open_folder, read_small_file
 from ckptd.errors import CorruptCheckpoint
 from ckptd.format.strict_json import canonical, parse
 from ckptd.limits import KIB
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _SCHEMA: Final = "ckptd.daemon-v1"
 _FILE: Final = "daemon.json"
+_MOST_BYTES: Final = 64 * KIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +53,12 @@ class DaemonRecord:
         """The record of root, or None when there is none that can be read."""
         path = root.service_dir / _FILE
         try:
-            obj = parse(path.read_bytes(), where=str(path), max_bytes=64 * KIB)
-            return cls(**_checked(obj, str(path)))
+            folder = open_folder(path.parent)
+            try:
+                data = read_small_file(folder, _FILE, str(path), _MOST_BYTES)
+            finally:
+                os.close(folder)
+            return cls(**_checked(parse(data, where=str(path), max_bytes=_MOST_BYTES), str(path)))
         except (OSError, CorruptCheckpoint):
             return None  # an absent and a damaged record mean the same: nobody to knock at
 

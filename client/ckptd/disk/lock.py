@@ -37,6 +37,7 @@ class RootLock:
         self.root = root
         self._fd: int | None = None
         self._folder_fd: int | None = None
+        self._folder_inode = (0, 0)
 
     def __repr__(self) -> str:
         return f"<RootLock {self.root.path} {'held' if self.held else 'free'}>"
@@ -71,6 +72,17 @@ class RootLock:
             self._close()
             _held.discard(self)
 
+    def in_place(self) -> bool:
+        """Whether the folder that was locked still is what the root's path leads to. Only while it is held.
+
+        Raises:
+            OSError: It can't be told.
+        """
+        try:
+            return _inode(os.stat(self.root.path)) == self._folder_inode
+        except FileNotFoundError:
+            return False
+
     def restore(self) -> bool:
         """Make and lock the file again if it was removed or replaced; whether that was needed.
 
@@ -95,6 +107,7 @@ class RootLock:
             fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise BadRoot("the root can't be opened", where=where, seen=str(error)) from error
+        self._folder_inode = _inode(os.fstat(fd))
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -193,10 +206,13 @@ def _signed(fd: int) -> int | None:
 
 def _is_at(fd: int, path: str) -> bool:
     try:
-        held, named = os.fstat(fd), os.lstat(path)
+        return _inode(os.fstat(fd)) == _inode(os.lstat(path))
     except OSError:
         return False
-    return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
+
+
+def _inode(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def _close_in_child() -> None:

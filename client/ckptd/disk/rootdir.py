@@ -7,26 +7,21 @@ was moved keeps its id, a root that was copied gets another, so that two never s
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ckptd.disk import durable
 from ckptd.disk.daemon_record import DaemonRecord, own_start, process_started
-from ckptd.errors import BadRoot, CorruptCheckpoint
-from ckptd.format.strict_json import canonical, parse
-from ckptd.limits import KIB
+from ckptd.disk.root_id import read_id, read_or_make_id
+from ckptd.errors import BadRoot
 from ckptd.names import SERVICE_DIR, check_run_name
 
 __all__ = ["DaemonRecord", "Root", "own_start", "private_dir", "process_started"]
 
-_ID_FILE: Final = "root.json"
-_ID_SCHEMA: Final = "ckptd.root-v1"
 _MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path holds 108, with the final NUL
 
 
@@ -57,7 +52,7 @@ class Root:
         service = resolved / SERVICE_DIR
         try:
             _make_service_dir(service)
-            return cls(resolved, _read_or_make_id(resolved, service))
+            return cls(resolved, read_or_make_id(resolved, service))
         except OSError as error:
             raise BadRoot(
                 "the root can't be written to",
@@ -74,7 +69,7 @@ class Root:
             BadRoot: Missing, or no folder.
         """
         resolved = _checked_root(Path(path), create=False, writing=False)
-        return cls(resolved, _read_id(resolved, resolved / SERVICE_DIR) or "")
+        return cls(resolved, read_id(resolved, resolved / SERVICE_DIR) or "")
 
     @property
     def service_dir(self) -> Path:
@@ -232,42 +227,3 @@ def _make_service_dir(service: Path) -> None:
         durable.fsync_dir(root.parent)
     if not stat.S_ISDIR(os.lstat(service).st_mode):
         raise NotADirectoryError(f"{service} is not a folder")
-
-
-def _read_id(root: Path, service: Path) -> str | None:
-    """The stored id; None when there is none, or it belongs to another folder (this one is a copy)."""
-    path = service / _ID_FILE
-    try:
-        obj = parse(path.read_bytes(), where=str(path), max_bytes=64 * KIB)
-    except (OSError, CorruptCheckpoint):
-        return None
-    found = root.stat()
-    if not isinstance(obj, dict) or set(obj) != {"schema", "id", "dev", "ino"} or obj["schema"] != _ID_SCHEMA:
-        return None
-    root_id = obj["id"]
-    if not isinstance(root_id, str) or len(root_id) != 32 or set(root_id) - set("0123456789abcdef"):
-        return None
-    return root_id if (obj["dev"], obj["ino"]) == (found.st_dev, found.st_ino) else None
-
-
-def _read_or_make_id(root: Path, service: Path) -> str:
-    if root_id := _read_id(root, service):
-        return root_id
-    with _folder_locked(service):  # a client and its daemon may open a fresh root at the same moment
-        if root_id := _read_id(root, service):
-            return root_id
-        found = root.stat()
-        root_id = secrets.token_hex(16)
-        record = {"schema": _ID_SCHEMA, "id": root_id, "dev": found.st_dev, "ino": found.st_ino}
-        durable.replace_file(service / _ID_FILE, [canonical(record)])
-        return root_id
-
-
-@contextlib.contextmanager
-def _folder_locked(folder: Path) -> Iterator[None]:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)

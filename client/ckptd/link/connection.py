@@ -18,6 +18,7 @@ from typing import Final, TypeVar
 import msgspec
 import zmq
 
+from ckptd.disk.lock import holder
 from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import CkptdError, NoDaemon, ProtocolError, TimedOut
 from ckptd.limits import MAX_MESSAGE_BYTES
@@ -49,10 +50,7 @@ def connect(root: Root, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Connection:
     """
     record = DaemonRecord.read(root)
     if record is None or not record.alive():
-        seen = "none is recorded" if record is None else f"pid {record.pid} has died"
-        raise NoDaemon(
-            "no daemon serves this root", where=str(root.path), seen=seen, todo=_how_to_start(root)
-        )
+        raise _nobody(root, record)
     connection = Connection(root, record)
     try:
         connection.wait_ready(timeout_s)
@@ -60,6 +58,16 @@ def connect(root: Root, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Connection:
         connection.close()
         raise
     return connection
+
+
+def _nobody(root: Root, record: DaemonRecord | None) -> NoDaemon:
+    """The error for a record that names no living daemon; another process may hold the root's lock all the same."""
+    seen = "none is recorded" if record is None else f"pid {record.pid} has died"
+    todo = _how_to_start(root)
+    if (pid := holder(root)) is not None:
+        seen += f", but pid {pid} holds the root's lock"
+        todo = f"try again: a daemon whose record was removed tells it anew within seconds; else end it (kill {pid})"
+    return NoDaemon("no daemon serves this root", where=str(root.path), seen=seen, todo=todo)
 
 
 class Connection:

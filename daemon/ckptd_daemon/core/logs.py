@@ -49,6 +49,11 @@ class Logs:
         self._listener.start()
         return self
 
+    def flush(self) -> None:
+        """Write what was logged so far; for who leaves without __exit__."""
+        self._listener.stop()
+        self._listener.start()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -67,8 +72,19 @@ def _settings(logger: logging.Logger) -> tuple[int, bool]:
     return logger.level, logger.propagate
 
 
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """Opened again when somebody removed it: what is written into a file without a name, nobody reads."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        path = Path(self.baseFilename)
+        if self.stream and not path.exists() and path.parent.is_dir():
+            self.stream.close()
+            self.stream = None
+        super().emit(record)
+
+
 def _file_handler(path: Path) -> logging.Handler:
-    handler = logging.handlers.RotatingFileHandler(
+    handler = _LogFile(
         path, maxBytes=_MOST_BYTES, backupCount=1, encoding="utf-8", errors="backslashreplace", delay=True
     )
     formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")

@@ -1,0 +1,88 @@
+"""The root's id: 32 hex digits in .ckptd/root.json, bound to the root folder's device and inode."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from ckptd.disk import durable
+from ckptd.disk.folder_files import open_folder, read_small_file
+from ckptd.errors import CorruptCheckpoint
+from ckptd.format.strict_json import canonical, parse
+from ckptd.limits import KIB
+
+_FILE: Final = "root.json"
+_SCHEMA: Final = "ckptd.root-v1"
+_MOST_BYTES: Final = 64 * KIB
+
+
+def read_id(root: Path, service: Path) -> str | None:
+    """The stored id; None when there is none, or it belongs to another folder (this one is a copy)."""
+    where = str(service / _FILE)
+    try:
+        folder = open_folder(service)
+        try:
+            obj = parse(
+                read_small_file(folder, _FILE, where, _MOST_BYTES), where=where, max_bytes=_MOST_BYTES
+            )
+        finally:
+            os.close(folder)
+    except (OSError, CorruptCheckpoint):
+        return None
+    found = root.stat()
+    if not isinstance(obj, dict) or set(obj) != {"schema", "id", "dev", "ino"} or obj["schema"] != _SCHEMA:
+        return None
+    root_id = obj["id"]
+    if not isinstance(root_id, str) or len(root_id) != 32 or set(root_id) - set("0123456789abcdef"):
+        return None
+    return root_id if (obj["dev"], obj["ino"]) == (found.st_dev, found.st_ino) else None
+
+
+def read_or_make_id(root: Path, service: Path) -> str:
+    """The stored id, or a new one, stored durably.
+
+    Raises:
+        OSError: It can't be stored.
+    """
+    if root_id := read_id(root, service):
+        return root_id
+    with _locked(service):  # a client and its daemon may open a fresh root at the same moment
+        if root_id := read_id(root, service):
+            return root_id
+        root_id = secrets.token_hex(16)
+        _write(root, service, root_id)
+        return root_id
+
+
+def restore_id(root: Path, service: Path, root_id: str) -> bool:
+    """Store root_id again if it isn't what is stored; whether that was needed. The caller holds the root's lock.
+
+    Raises:
+        OSError: It can't be stored.
+    """
+    if read_id(root, service) == root_id:
+        return False
+    with _locked(service):
+        _write(root, service, root_id)
+    return True
+
+
+def _write(root: Path, service: Path, root_id: str) -> None:
+    found = root.stat()
+    record = {"schema": _SCHEMA, "id": root_id, "dev": found.st_dev, "ino": found.st_ino}
+    durable.replace_file(service / _FILE, [canonical(record)])
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    fd = open_folder(folder)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
