@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from ckptd.disk import durable, own_leftovers
 from ckptd.disk.chunks import Chunk
 from ckptd.disk.commit import commit_plan
 from ckptd.disk.durable import FsyncFailed, Written
 from ckptd.disk.verification import check
 from ckptd.errors import NoSpace, OutcomeUnknown, SaveFailed
 from ckptd.format.plan import plan_checkpoint
-from ckptd.names import parse_work_folder
+from ckptd.names import parse_work_folder, work_folder
 from faulty_disk import BROKEN, FULL, QUOTA, FaultyDisk, commit_on, latest, names
 from snapshots import Writer, descriptor, sharded
 
@@ -118,16 +119,37 @@ def test_any_failure_after_a_name_that_was_not_durable_is_unknown(writer: Writer
         commit_on(writer, Both("sync", FsyncFailed(errno.EIO, "fsync"), name="default"))
 
 
-def test_what_can_not_be_removed_is_left_for_the_next_start(writer: Writer) -> None:
-    class Stuck(FaultyDisk):
-        def remove_tree(self, path: Path) -> None:
-            raise OSError(errno.EBUSY, "busy")
+class Stuck(FaultyDisk):
+    def remove_tree(self, path: Path) -> None:
+        raise OSError(errno.EBUSY, "busy")
 
+
+def test_what_can_not_be_removed_is_removed_by_the_next_commit(writer: Writer) -> None:
+    foreign = writer.run_dir / work_folder("tmp", 7)
+    foreign.mkdir(parents=True)
     with pytest.raises(NoSpace):
         commit_on(writer, Stuck("write", FULL, name="index.json"))
-    left = [name for name in names(writer.run_dir) if name != "decisions"]
-    assert [parse_work_folder(name) for name in left] == [("tmp", 1)]
+    left = {name for name in names(writer.run_dir) if name != "decisions"} - {foreign.name}
+    assert [parse_work_folder(name) for name in left] == [("tmp", 8)]
     assert latest(writer) is None
+    with pytest.raises(NoSpace):
+        commit_on(writer, FaultyDisk("mkdir", FULL))
+    assert left.isdisjoint(names(writer.run_dir)) and foreign.exists()
+
+
+def test_what_can_not_be_removed_twice_is_tried_again(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NoSpace):
+        commit_on(writer, Stuck("write", FULL, name="index.json"))
+    with monkeypatch.context() as stuck:
+        stuck.setattr(durable, "remove_tree", Stuck("", FULL).remove_tree)
+        own_leftovers.remove(writer.run_dir)
+    assert own_leftovers.any_left(writer.run_dir)
+    assert not own_leftovers.any_left(writer.run_dir / "elsewhere")
+    own_leftovers.remove(writer.run_dir)
+    assert not own_leftovers.any_left(writer.run_dir)
+    assert [name for name in names(writer.run_dir) if name != "decisions"] == []
 
 
 @pytest.mark.parametrize("make", [descriptor, sharded])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ckptd.disk import own_leftovers
 from ckptd.disk.rootdir import Root
 from ckptd.errors import (
     CheckpointGone,
@@ -20,7 +21,7 @@ from ckptd.errors import (
 from ckptd.snapshot.slots import Slot, SlotState
 from ckptd_daemon.core.disk import Disk
 from ckptd_daemon.core.lifecycle import State
-from ckptd_daemon.core.pipeline import Pipeline
+from ckptd_daemon.core.pipeline import TIDY_EVERY_S, Pipeline
 from ckptd_daemon.core.slotpool import SlotPool
 from ckptd_daemon.core.snapshots import REMEMBERED, Snapshot
 from ckptd_daemon.series.settings_file import Settings
@@ -329,3 +330,16 @@ def test_a_report_that_could_not_be_acted_on_is_asked_for_again(rig: Rig) -> Non
     rig.pipeline.retry()
     rig.pipeline.retry()
     assert rig.verify_asked == [*asked, *asked]
+
+
+def test_what_a_failed_write_left_is_removed_in_time_and_by_the_disks_thread(rig: Rig) -> None:
+    left = rig.root.path / "default" / ".tmp-1-of-mine"
+    left.mkdir(parents=True)
+    own_leftovers.note(left)
+    rig.pipeline.retry()
+    rig.settle()
+    assert left.exists()  # not at every turn
+    rig.clock += TIDY_EVERY_S
+    rig.pipeline.retry()
+    rig.settle()
+    assert not left.exists()

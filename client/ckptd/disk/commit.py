@@ -10,7 +10,8 @@ The rename commits, the index proves. What must be true at every instant, whatev
 5. A sync that failed is never tried again on the same file: the folder is dropped and written again from the
    snapshot, once. When it was the sync of RUN, after the rename, the folder goes to trash first; and when the
    second try fails too, nobody can say what a power cut will leave: the answer is *unknown*.
-6. On any other error nothing is left behind, or only a .tmp-/.trash- folder the next start removes.
+6. On any other error nothing is left behind, or only a .tmp-/.trash- folder whose removal failed too: the
+   next commit to the run tries it again, and so does the next start.
 
 What should be true, and can be repaired: the run's index lists the checkpoint. It is a cache, written later.
 
@@ -40,7 +41,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ckptd.disk import durable
+from ckptd.disk import durable, own_leftovers
 from ckptd.disk.checkpoint_folder import Disk, write_folder
 from ckptd.disk.decisions import write_fork
 from ckptd.disk.durable import FsyncFailed
@@ -112,6 +113,7 @@ def commit_plan(
     began = time.monotonic()
     try:
         durable.make_dirs(run_dir)
+        own_leftovers.remove(run_dir)
         name = _free_name(run_dir, descriptor.step)
         if position.forks:
             write_fork(run_dir, position.sequence, position.parent, name)
@@ -145,6 +147,7 @@ def write_checkpoint_folder(
     plan = plan_checkpoint(descriptor)
     try:
         durable.make_dirs(path.parent)
+        own_leftovers.remove(path.parent)
         taken = durable.is_taken(path)
     except OSError as error:
         raise _failure(error, path, descriptor.step) from error
@@ -219,8 +222,9 @@ class _Commit:
     def _drop(self, folder: Path) -> None:
         try:
             self.disk.remove_tree(folder)
-        except OSError as error:  # the next start removes it
-            _log.warning("snapshot.leftover path=%s cause=%s", folder, error)
+        except OSError as error:
+            _log.warning("snapshot.leftover path=%s cause=%s; removed later", folder, error)
+            own_leftovers.note(folder)
 
     def _to_trash(self) -> None:
         trash = self.parent / work_folder("trash", self.position.sequence)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ckptd.disk import own_leftovers
 from ckptd.disk.commit import Committed, Position, commit_snapshot
 from ckptd.disk.rootdir import Root
 from ckptd.disk.verification import Report
@@ -92,6 +93,7 @@ class Disk:
         self.root, self._settings, self._commit, self._new_catalogue = root, settings, commit, catalogue
         self._catalogues: dict[str, Catalogue] = {}
         self._problems: dict[str, tuple[str, ...]] = {}
+        self._tidying = False
         self.worker = Worker("ckptd-disk")
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any], None], *, urgent: bool = False) -> None:
@@ -159,6 +161,17 @@ class Disk:
         catalogue = self._catalogue(run)
         name = catalogue.find(client_id, number)
         return None if name is None else (name, name not in catalogue.unverified())
+
+    def tidy(self) -> None:
+        """From the loop: have what failed writes left below the root removed, when there is something."""
+        if self._tidying or not own_leftovers.any_left(self.root.path):
+            return
+
+        def tidied(_: object) -> None:
+            self._tidying = False
+
+        self._tidying = True
+        self.submit(lambda: own_leftovers.remove(self.root.path), tidied)
 
     # --- inside ----------------------------------------------------------------------------------
 

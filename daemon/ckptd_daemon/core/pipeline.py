@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 RETRY_FIRST_S: Final = 5.0
 RETRY_MOST_S: Final = 60.0
+TIDY_EVERY_S: Final = 10.0
 _HOPELESS: Final = (ProtocolError, UnstorableState)  # the slot's content is to blame
 MOST_SEQUENCE: Final = 10**15  #: a slot that says more is lying
 _EVENTS: Final = {"verified": Event.PROVED, "corrupt": Event.FAULT_FOUND, "gone": Event.VANISHED}
@@ -88,6 +89,7 @@ class Pipeline:
         self._disk, self._pool, self._listener, self._now = disk, pool, listener, now
         self.books: dict[str, Book] = {}
         self._waiting: list[Waiting] = []
+        self._tidy_at = now() + TIDY_EVERY_S
         self._verify_later: list[tuple[float, str, str]] = []  # when, run, name
 
     # --- runs ------------------------------------------------------------------------------------
@@ -152,6 +154,9 @@ class Pipeline:
             ):
                 snapshot.retry_at = None
                 self._queue(snapshot, snapshot.slot)
+        if self._now() >= self._tidy_at:
+            self._tidy_at = self._now() + TIDY_EVERY_S
+            self._disk.tidy()
         due = [later for later in self._verify_later if self._now() >= later[0]]
         for later in due:
             self._verify_later.remove(later)
