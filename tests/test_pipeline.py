@@ -21,7 +21,7 @@ from ckptd.errors import (
 from ckptd.snapshot.slots import Slot, SlotState
 from ckptd_daemon.core.disk import Disk
 from ckptd_daemon.core.lifecycle import State
-from ckptd_daemon.core.pipeline import TIDY_EVERY_S, Pipeline
+from ckptd_daemon.core.pipeline import MOST_ROOM_WAITS, ROOM_WAIT_S, TIDY_EVERY_S, Pipeline
 from ckptd_daemon.core.slotpool import SlotPool
 from ckptd_daemon.core.snapshots import REMEMBERED, Snapshot
 from ckptd_daemon.series.settings_file import Settings
@@ -330,6 +330,44 @@ def test_a_report_that_could_not_be_acted_on_is_asked_for_again(rig: Rig) -> Non
     rig.pipeline.retry()
     rig.pipeline.retry()
     assert rig.verify_asked == [*asked, *asked]
+
+
+def test_a_full_disk_is_tried_again_once_retention_has_had_its_turn(rig: Rig) -> None:
+    rig.connected.add(CLIENT)
+    answers: list[int] = []
+    rig.accept(rig.sealed(CLIENT, 1))
+    rig.settle()
+    rig.commit.errors = [NoSpace("full")]
+    slot = rig.sealed(CLIENT, 2)
+    snapshot = rig.accept(slot)
+    rig.pipeline.when_settled(None, verified=False, reply=answers.append)
+    rig.settle()
+    rig.pipeline.retry()
+    assert slot.header().state is SlotState.WRITING and rig.words(2) == ["writing"]
+    assert rig.pipeline.busy() and answers == []  # it is not as good as failed
+    rig.pipeline.report("default", report_on("step-000000001"))
+    rig.settle()
+    rig.pipeline.retry()
+    rig.settle()
+    assert snapshot.state is State.COMMITTED and answers == [0]
+    assert rig.events.index("retention") < rig.events.index("committed 2")
+
+
+def test_a_disk_that_stays_full_is_told_after_two_more_tries(rig: Rig) -> None:
+    rig.connected.add(CLIENT)
+    rig.accept(rig.sealed(CLIENT, 1))
+    rig.settle()
+    rig.commit.errors = [NoSpace("full")] * 9
+    snapshot = rig.accept(rig.sealed(CLIENT, 2))
+    rig.settle()
+    for _ in range(MOST_ROOM_WAITS):
+        assert snapshot.state is State.STAGED
+        rig.clock += ROOM_WAIT_S
+        rig.pipeline.retry()
+        rig.settle()
+    assert snapshot.state is State.FAILED and rig.words(2)[-1] == "failed"
+    assert rig.events.count("failed 2") == 1 + MOST_ROOM_WAITS
+    assert isinstance(snapshot.error, NoSpace) and not rig.pipeline.busy()
 
 
 def test_what_a_failed_write_left_is_removed_in_time_and_by_the_disks_thread(rig: Rig) -> None:

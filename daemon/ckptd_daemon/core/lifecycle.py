@@ -32,7 +32,7 @@ class State(Enum):
 
 class Event(Enum):
     WRITE_STARTED = "write-started"
-    WRITE_POSTPONED = "write-postponed"  #: failed, nobody to tell: kept in its slot and tried again later
+    WRITE_POSTPONED = "write-postponed"  #: failed; nobody to tell, or room is about to come: kept in its slot
     FOLDER_RENAMED = "folder-renamed"
     WRITE_FAILED = "write-failed"
     REPLACED_BY_NEWER = "replaced-by-newer"

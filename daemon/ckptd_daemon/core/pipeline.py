@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 RETRY_FIRST_S: Final = 5.0
 RETRY_MOST_S: Final = 60.0
+ROOM_WAIT_S: Final = 10.0  #: for retention to free room; less when a verdict comes sooner
+MOST_ROOM_WAITS: Final = 2
 TIDY_EVERY_S: Final = 10.0
 _HOPELESS: Final = (ProtocolError, UnstorableState)  # the slot's content is to blame
 MOST_SEQUENCE: Final = 10**15  #: a slot that says more is lying
@@ -109,8 +111,8 @@ class Pipeline:
         return [s for book in self._books(run) for s in book.ledger.unwritten()]
 
     def busy(self) -> bool:
-        """Whether something is being written or about to be; what was put off doesn't count."""
-        return any(snapshot.retry_at is None for snapshot in self.unwritten())
+        """Whether something is being written or about to be; what was put off for long doesn't count."""
+        return any(s.retry_at is None or s.waits_for_room for s in self.unwritten())
 
     def find(self, run: str, client_id: str, number: int) -> Snapshot | None:
         book = self.books.get(run)
@@ -152,7 +154,7 @@ class Pipeline:
                 and snapshot.slot is not None
                 and self._now() >= snapshot.retry_at
             ):
-                snapshot.retry_at = None
+                snapshot.retry_at, snapshot.waits_for_room = None, False
                 self._queue(snapshot, snapshot.slot)
         if self._now() >= self._tidy_at:
             self._tidy_at = self._now() + TIDY_EVERY_S
@@ -199,6 +201,9 @@ class Pipeline:
     def _not_committed(self, snapshot: Snapshot, slot: Slot, error: CkptdError) -> None:
         snapshot.error = error
         hopeless = isinstance(error, _HOPELESS)
+        if isinstance(error, NoSpace) and self._room_may_come(snapshot):
+            self._wait_for_room(snapshot)
+            return
         told = self._listener.attached(snapshot.client_id)
         log.warning(
             "snapshot.%s run=%s step=%d sequence=%d error=%s", "failed" if hopeless or told else "put_off",
@@ -214,8 +219,20 @@ class Pipeline:
         snapshot.retry_s = min(RETRY_MOST_S, snapshot.retry_s * 2 or RETRY_FIRST_S)
         snapshot.retry_at = self._now() + snapshot.retry_s
 
+    def _room_may_come(self, snapshot: Snapshot) -> bool:
+        """Whether a checkpoint of its run is still to be verified: retention follows, and frees room."""
+        pending = any(s.state is State.COMMITTED for s in self.books[snapshot.run].ledger)
+        return pending and snapshot.room_waits < MOST_ROOM_WAITS
+
+    def _wait_for_room(self, snapshot: Snapshot) -> None:
+        log.warning("snapshot.waits_for_room run=%s step=%d sequence=%d error=%s",
+                    snapshot.run, snapshot.step, snapshot.sequence, snapshot.error)  # fmt: skip
+        snapshot.becomes(Event.WRITE_POSTPONED)
+        snapshot.room_waits += 1
+        snapshot.retry_at, snapshot.waits_for_room = self._now() + ROOM_WAIT_S, True
+
     def _give_up(self, snapshot: Snapshot, event: Event) -> None:
-        slot, snapshot.slot, snapshot.retry_at = snapshot.slot, None, None
+        slot, snapshot.slot, snapshot.retry_at, snapshot.waits_for_room = snapshot.slot, None, None, False
         snapshot.becomes(event)
         if slot is not None:
             with contextlib.suppress(ProtocolError):  # its client has destroyed the header
@@ -239,6 +256,9 @@ class Pipeline:
         if book is None:
             return
         book.summary = result.summary
+        for waiting in book.ledger.unwritten():
+            if waiting.waits_for_room:  # what could be removed has been
+                waiting.retry_at = self._now()
         snapshot = book.ledger.named(report.name)
         if snapshot is not None and snapshot.state in (State.COMMITTED, State.VERIFIED):
             before = snapshot.state

@@ -28,6 +28,8 @@ class Snapshot:
         error: Why it failed, or was put off.
         retry_at: When it is tried again (monotonic seconds); None unless put off.
         retry_s: The pause before that.
+        room_waits: How often it was put off because retention was about to free the room it needs.
+        waits_for_room: Whether it is put off for that now: soon over, so whoever waits for it goes on waiting.
     """
 
     run: str
@@ -43,6 +45,8 @@ class Snapshot:
     error: CkptdError | None = None
     retry_at: float | None = None
     retry_s: float = 0.0
+    room_waits: int = 0
+    waits_for_room: bool = False
 
     def becomes(self, event: Event) -> None:
         self.state = after(self.state, event)
@@ -57,7 +61,8 @@ class Snapshot:
     def settled(self, *, verified: bool) -> bool:
         """Whether waiting for it (to be committed, or also verified) makes no more sense."""
         if self.state in UNWRITTEN:
-            return self.retry_at is not None  # put off: it may be hours until there is room on the disk
+            # Put off: it may be hours until there is room on the disk.
+            return self.retry_at is not None and not self.waits_for_room
         return not verified or self.state is not State.COMMITTED
 
     def notice(self, message_id: int, *, slot: str = "", slot_free: bool = False) -> Notice:
