@@ -112,7 +112,7 @@ def commit_plan(
     """
     began = time.monotonic()
     try:
-        durable.make_dirs(run_dir)
+        durable.make_real_dir(run_dir)
         own_leftovers.remove(run_dir)
         name = _free_name(run_dir, descriptor.step)
         if position.forks:

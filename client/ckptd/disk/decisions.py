@@ -122,7 +122,8 @@ def write_fork(run_dir: Path, sequence: int, parent: int | None, name: str) -> N
 
 def _write(run_dir: Path, sequence: int, kind: str, content: dict[str, Any]) -> None:
     folder = run_dir / DECISIONS_DIR
-    durable.make_dirs(folder)
+    durable.make_real_dir(run_dir)
+    durable.make_real_dir(folder)
     obj = {"schema": SCHEMA, "kind": kind, **content}
     data = canonical(obj | {"sha256": _digest(obj)})
     temp = folder / work_folder("tmp", sequence)

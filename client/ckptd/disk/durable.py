@@ -197,6 +197,22 @@ def make_dirs(path: Path) -> None:
         raise
 
 
+def make_real_dir(path: Path) -> None:
+    """make_dirs, for a folder in which we write: a link in its place would lead our files out of the root.
+
+    Raises:
+        NotADirectoryError: path is a link, whatever it leads to, or no folder.
+        OSError: As for make_dirs.
+    """
+    if not is_taken(path):
+        make_dirs(path)
+    elif stat.S_ISLNK(os.lstat(path).st_mode):
+        what = "a link, not a folder: what is written there would leave the root"
+        raise NotADirectoryError(errno.ENOTDIR, what, str(path))
+    elif not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+
+
 def make_dir_new(path: Path) -> None:
     """Create the folder path, which must not exist; its parent is not synced."""
     path.mkdir()

@@ -59,7 +59,7 @@ class InlineWriter:
         self._lock_root()
         try:
             run_dir = self._root.run_dir(self._run)
-            durable.make_dirs(run_dir)
+            durable.make_real_dir(run_dir)
             series = read_series(self._root, self._run)  # before the sweep: what it removes carries sequences
             self._next_sequence = series.next_sequence
             for folder in (self._root.path, self._root.service_dir):

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ckptd.disk import durable
 from ckptd.disk.commit import Committed, Position
 from ckptd.disk.decisions import write_birth
 from ckptd.disk.in_quarantine import count_quarantined
@@ -63,6 +64,7 @@ class Catalogue:
         Raises:
             OSError: The run can't be read, or its birth not be recorded.
         """
+        durable.make_real_dir(self.run_dir)
         view = RunView(self._root, self.run)
         decisions = view.series.decisions
         if decisions.birth_run_id is None:

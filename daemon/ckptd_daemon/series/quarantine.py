@@ -23,7 +23,7 @@ def quarantine(path: Path, run_id: str) -> Path | None:
 
     Raises:
         FileNotFoundError: It is gone.
-        OSError: It can't be moved and stays.
+        OSError: It can't be moved and stays; the quarantine may be a link, which would take it out of the root.
     """
     try:
         index = read_index(path)
@@ -36,7 +36,7 @@ def quarantine(path: Path, run_id: str) -> Path | None:
     if index.run_id != run_id:
         return None
     folder = path.parent / QUARANTINE_DIR
-    durable.make_dirs(folder)
+    durable.make_real_dir(folder)
     target = folder / quarantine_folder(path.name, index.sequence)
     durable.rename_new(path, target)
     return target
