@@ -99,6 +99,26 @@ def test_a_root_that_is_a_file_or_missing_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "seen"), [(b"\xff\xfe", "UTF-8"), (b"a\0b", "NUL"), (b"/".join([b"d" * 200] * 20), "bytes")]
+)
+def test_a_path_that_no_record_can_hold_is_refused_before_anything_is_made(
+    tmp_path: Path, name: bytes, seen: str
+) -> None:
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/" + name)
+    for use in (lambda: Root.open(path, create=True), lambda: Root.for_reading(path)):
+        with pytest.raises(BadRoot, match=seen) as caught:
+            use()
+        assert "/" in str(caught.value).encode().decode()  # can be printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_link_to_such_a_path_is_refused_too(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    with pytest.raises(BadRoot, match="UTF-8"):
+        Root.open(tmp_path / "link", create=True)
+
+
 def test_a_service_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "elsewhere").mkdir()

@@ -22,6 +22,7 @@ from ckptd.names import SERVICE_DIR, check_run_name
 
 __all__ = ["DaemonRecord", "Root", "own_start", "private_dir", "process_started"]
 
+_MAX_ROOT_PATH_BYTES: Final = 4096 - 256  # Linux takes 4095 in all; the longest of ours below it have 200
 _MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path holds 108, with the final NUL
 
 
@@ -182,6 +183,7 @@ def _runtime_path() -> Path:
 
 
 def _checked_root(path: Path, *, create: bool, writing: bool) -> Path:
+    _check_spelling(path)
     where = str(path.absolute())
     try:
         if create:
@@ -213,6 +215,28 @@ def _checked_root(path: Path, *, create: bool, writing: bool) -> Path:
             "the root can't be written to", where=where, todo="check its permissions, or pick another folder"
         )
     return path.resolve()
+
+
+def _check_spelling(path: Path) -> None:
+    """Refuse, before anything is made, a path that records, messages and logs couldn't hold, which are UTF-8."""
+    given = os.fsencode(path)
+    real = given if b"\0" in given else os.fsencode(os.path.realpath(path))
+    problem = wanted = ""
+    if b"\0" in real:
+        problem, wanted = "a NUL byte in it", "none"
+    elif len(real) > _MAX_ROOT_PATH_BYTES:
+        problem, wanted = f"{len(real)} bytes", f"at most {_MAX_ROOT_PATH_BYTES}"
+    elif real.decode("utf-8", "ignore").encode() != real:
+        problem, wanted = "bytes that aren't UTF-8", "UTF-8"
+    if problem:
+        where = given[:200].decode("utf-8", "backslashreplace").replace("\0", "\\0")
+        raise BadRoot(
+            "not a usable path",
+            where=where,
+            seen=problem,
+            wanted=wanted,
+            todo="rename or pick another folder",
+        )
 
 
 def _make_service_dir(service: Path) -> None:
