@@ -86,6 +86,22 @@ def test_committed_and_verified_come_in_this_order_or_at_once(outbox: Outbox, sl
     assert ticket.state == "verified"
 
 
+@pytest.mark.parametrize("state", ["staged", "failed", "committed"])
+def test_a_step_that_the_daemon_has_not_read_yet_is_no_wrong_step(
+    outbox: Outbox, slot: Slot, caplog: pytest.LogCaptureFixture, state: str
+) -> None:
+    ticket = stage(outbox, slot).ticket
+    outbox.take(notice(state, step=0), 0.0)
+    assert ticket.state == state and not caplog.records
+
+
+def test_another_step_or_a_name_of_another_step_commits_nothing(outbox: Outbox, slot: Slot) -> None:
+    ticket = stage(outbox, slot).ticket
+    outbox.take(notice("committed", step=11), 0.0)
+    outbox.take(notice("committed", step=0, name="step-000000011"), 0.0)
+    assert ticket.state == "staged"
+
+
 def test_a_failed_write_that_a_later_daemon_makes_good_is_committed(outbox: Outbox, slot: Slot) -> None:
     ticket = Ticket(1, 10, NoNews())
     for state, moved in (("failed", True), ("writing", False), ("committed", True), ("failed", False)):

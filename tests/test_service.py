@@ -318,7 +318,7 @@ def test_a_snapshot_pushed_before_a_crash_is_found_on_disk(desk: Desk) -> None:
     assert isinstance(replies[0], wire.Accepted)
     assert isinstance(replies[1], wire.Notice) and replies[1].name == "step-000000005"
     (answer,) = desk.ask(wire.Resolve(id=4, client_id=client, snapshot=5))
-    assert isinstance(answer, wire.Notice) and answer.state == "committed"
+    assert isinstance(answer, wire.Notice) and (answer.state, answer.step) == ("committed", 5)
 
 
 _names = st.sampled_from(["default", "other", "", "..", "slot-x"]) | st.text(max_size=8)

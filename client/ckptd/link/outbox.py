@@ -77,7 +77,8 @@ class Outbox:
             return None
         staged = self._staged.get(notice.snapshot)
         ticket = staged.ticket if staged is not None else self._committed.get(notice.snapshot)
-        if ticket is not None and notice.state != "unknown" and notice.step != ticket.step:
+        # 0: not read yet, by a daemon that took it over. Once there is a name, that says the step as well.
+        if ticket is not None and notice.state != "unknown" and notice.step not in (0, ticket.step):
             log.warning("outbox.wrong_step snapshot=%d seen=%d", ticket.snapshot, notice.step)
             return None
         if notice.state == "unknown":

@@ -19,6 +19,7 @@ from ckptd.errors import (
     SaveFailed,
     UnstorableState,
 )
+from ckptd.names import parse_step_folder
 from ckptd.snapshot.slots import Slot, SlotHeader
 from ckptd_daemon.core.disk import Disk, Judged, RunFacts, Written
 from ckptd_daemon.core.lifecycle import UNWRITTEN, Event, State
@@ -140,7 +141,8 @@ class Pipeline:
 
     def remember(self, run: str, client_id: str, number: int, name: str, *, verified: bool) -> Snapshot:
         """Take in a snapshot that an earlier daemon committed."""
-        snapshot = Snapshot(run, client_id, number, 0, None, State.COMMITTED, name=name)
+        step = (parse_step_folder(name) or (0, 0))[0]
+        snapshot = Snapshot(run, client_id, number, 0, None, State.COMMITTED, step, name)
         if verified:
             snapshot.becomes(Event.PROVED)
         self.books[run].ledger.add(snapshot)
