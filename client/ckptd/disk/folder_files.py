@@ -47,7 +47,14 @@ def read_small_file(folder: int, name: str, where: str, max_bytes: int) -> bytes
         OSError: Missing, or can't be read.
     """
     with open(open_file(folder, name, where), "rb") as file:
-        data = file.read(max_bytes + 1)
+        size = _size(file.fileno())  # read(n) asks for n bytes of memory at once
+        data = file.read(min(size, max_bytes) + 1)
+        if size < len(data) <= max_bytes:  # it has grown meanwhile
+            data += file.read(max_bytes + 1 - len(data))
     if len(data) > max_bytes:
         raise CorruptCheckpoint("too long", where=where, wanted=f"at most {max_bytes} bytes")
     return data
+
+
+def _size(fd: int) -> int:
+    return os.fstat(fd).st_size
