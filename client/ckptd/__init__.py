@@ -6,6 +6,7 @@ Importing this package imports neither torch nor numpy; each public name is load
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from ckptd.tensors.saving import save as save
 
 __version__ = "0.1.0"
+
+# What a user must hear of is a CheckpointWarning or an error; log lines are for who sets logging up.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 # Where each public name lives; a module never has the name of a public function, or its import would hide it.
 _WHERE = {

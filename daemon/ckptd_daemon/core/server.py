@@ -20,6 +20,7 @@ from ckptd.disk.durable import is_taken
 from ckptd.errors import BadRoot
 from ckptd.limits import MAX_MESSAGE_BYTES
 from ckptd.link import wire
+from ckptd_daemon.core.dropped import Dropped
 from ckptd_daemon.core.service import Service
 from ckptd_daemon.core.worker import Worker
 from ckptd_daemon.verify.verifier_process import Verifier
@@ -52,6 +53,7 @@ class Endpoint:
         self.socket.setsockopt(zmq.SNDHWM, _QUEUED_MESSAGES)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a connection is gone, don't swallow it
         self.address = ""
+        self._dropped = Dropped()
         self._paths: list[Path] = []
         try:
             self.bind(path)
@@ -89,7 +91,7 @@ class Endpoint:
         try:
             self.socket.send_multipart([identity, wire.encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            log.info("message.dropped kind=%s reason=%s", type(message).__name__, error)
+            self._dropped.note(type(message).__name__, str(error))
             return error.errno != errno.EHOSTUNREACH
         return True
 
@@ -102,7 +104,7 @@ class Endpoint:
                 return None
             if len(frames) == 2:
                 return frames[0], frames[1]
-            log.info("message.dropped frames=%d", len(frames))
+            self._dropped.note("frames", f"{len(frames)} frames")
 
     def close(self, linger_ms: int = 0) -> None:
         self.socket.close(linger=linger_ms)
