@@ -117,6 +117,9 @@ class Endpoint:
 class Signals:
     """Counts the signals that ask the daemon to leave, and makes the loop look.
 
+    SIGINT and SIGHUP stay ignored where they are at the start: who started it with nohup, or in the background of
+    a script, wants it to outlive the terminal. SIGTERM is always heard.
+
     Args:
         leave_at_once: Called for the second one, from wherever the main thread is. Must not return.
     """
@@ -125,7 +128,9 @@ class Signals:
         self.count = 0
         self._leave_at_once = leave_at_once
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._before = [(number, signal.signal(number, self._caught)) for number in _SIGNALS]
+        self._before = [
+            (number, signal.signal(number, self._caught)) for number in _SIGNALS if _heard(number)
+        ]
 
     def fileno(self) -> int:
         return self._wake
@@ -144,6 +149,10 @@ class Signals:
         if self.count > 1:
             self._leave_at_once()
         os.eventfd_write(self._wake, 1)
+
+
+def _heard(number: signal.Signals) -> bool:
+    return number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN
 
 
 class Server:
