@@ -21,6 +21,7 @@ from ckptd.snapshot.descriptor import Descriptor, Sharding, TensorSpec
 from ckptd.snapshot.descriptor_codec import encode
 from ckptd.snapshot.slots import Slot, needed_bytes
 from ckptd.snapshot.values import TensorRef
+from told_signals import hearing_ctrl_c
 
 R = TypeVar("R", bound=wire.Message)
 
@@ -109,11 +110,12 @@ class DaemonProcess:
 
     def __init__(self, places: Places, *args: str, env: dict[str, str] | None = None) -> None:
         self.places = places
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "ckptd_daemon", "--root", str(places.root), *args],
-            env=os.environ | places.env | (env or {}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, start_new_session=True,
-        )  # fmt: skip
+        with hearing_ctrl_c():
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ckptd_daemon", "--root", str(places.root), *args],
+                env=os.environ | places.env | (env or {}), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, start_new_session=True,
+            )  # fmt: skip
 
     @property
     def pid(self) -> int:

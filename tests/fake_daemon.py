@@ -26,6 +26,7 @@ from ckptd.names import step_folder
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import decode
 from ckptd.snapshot.slots import Slot, SlotState
+from told_signals import stop
 
 
 class FakeDaemon:
@@ -87,7 +88,7 @@ class FakeDaemon:
     def stop(self) -> None:
         """As SIGSTOP to a daemon: alive and silent."""
         self.silent = True
-        self.process.send_signal(signal.SIGSTOP)
+        stop(self.process.pid)
 
     def release(self) -> None:
         """Commit everything that is held, and hold nothing from now on."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ckptd.disk.rootdir import DaemonRecord, Root
+from told_signals import hearing_ctrl_c
 
 TIMEOUT_S = 60.0
 
@@ -32,7 +33,8 @@ def record_of(root: Path) -> DaemonRecord | None:
 def foreground(root: Path, *argv: str) -> Iterator[subprocess.Popen[str]]:
     """`ckptd start` in the foreground, ready; killed at the end if it is still there."""
     command = [sys.executable, "-u", "-m", "ckptd_daemon.cli.main", "start", "--root", str(root), *argv]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with hearing_ctrl_c():
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: record_of(root) is not None or process.poll() is not None)
         yield process

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ckptd_places import daemon_of
 from fake_daemon import wait_until
+from told_signals import hearing_ctrl_c
 
 # The orders are read anew at each call, so that a test can withdraw them while the daemon runs.
 _SCRIPT = """
@@ -75,7 +76,9 @@ def obstructed_daemon(root: Path, *flags: str) -> Iterator[ObstructedDaemon]:
     control = root.parent / f"{root.name}-orders"
     control.mkdir()
     command = [sys.executable, "-c", _SCRIPT, str(control / "orders"), "--root", str(root), *flags]
-    with subprocess.Popen(command, start_new_session=True, env=os.environ) as process:
+    with hearing_ctrl_c():
+        process = subprocess.Popen(command, start_new_session=True, env=os.environ)
+    with process:
         try:
             wait_until(lambda: daemon_of(root) is not None or process.poll() is not None)
             assert process.poll() is None

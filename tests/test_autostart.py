@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from ckptd.link.autostart import start_daemon
 from ckptd.link.connection import connect
 from ckptd_places import daemon_of, end_daemon, places
 from fake_daemon import wait_until
+from told_signals import stop
 
 __all__ = ["places"]
 
@@ -77,7 +77,7 @@ def test_a_lock_that_somebody_else_holds_is_said_when_the_bound_has_passed(root:
 
 
 def test_a_stopped_daemon_is_said_to_be_stopped(root: Root) -> None:
-    os.kill(start_daemon(root, timeout_s=30).pid, signal.SIGSTOP)
+    stop(start_daemon(root, timeout_s=30).pid)
     with pytest.raises(TimedOut, match=r"stopped.*kill -CONT"):
         start_daemon(root, timeout_s=0.5)
 

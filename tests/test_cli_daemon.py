@@ -16,6 +16,7 @@ import pytest
 import ckptd as library
 from live_daemon import ckptd, detached, end, files_below, foreground, record_of, wait_until
 from made_series import flip_byte
+from told_signals import stop
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
@@ -84,7 +85,7 @@ def test_stop_waits_until_the_process_is_gone_and_leaves_nothing(root: Path, tmp
 
 def test_stop_of_a_daemon_that_hangs_is_bounded(root: Path) -> None:
     with detached(root) as record:
-        os.kill(record.pid, signal.SIGSTOP)
+        stop(record.pid)
         done = ckptd("stop", "--timeout", "1s", "--root", root)
         assert done.returncode == 7 and done.stderr.count("\n") == 1
         os.kill(record.pid, signal.SIGCONT)
@@ -92,7 +93,7 @@ def test_stop_of_a_daemon_that_hangs_is_bounded(root: Path) -> None:
 
 def test_drain_of_a_daemon_that_hangs_is_bounded(root: Path) -> None:
     with detached(root) as record:
-        os.kill(record.pid, signal.SIGSTOP)
+        stop(record.pid)
         assert ckptd("drain", "--timeout", "1s", "--root", root).returncode == 7
         os.kill(record.pid, signal.SIGCONT)
 

@@ -35,6 +35,7 @@ from ckptd.link import resume, session
 from ckptd.snapshot.slots import Slot, SlotState
 from ckptd_places import daemon_of, end_daemon, places
 from fake_daemon import wait_until
+from told_signals import stop
 
 __all__ = ["places"]
 
@@ -272,7 +273,7 @@ def test_a_killed_daemon_is_replaced_and_nothing_accepted_is_lost(
     with ckptd.Client(root, cadence=ckptd.Cadence(every_steps=1000)) as client:
         client.restore(state)
         first = daemon(root).pid
-        os.kill(first, signal.SIGSTOP)  # so that both lie sealed and unwritten when it dies
+        stop(first)  # so that both lie sealed and unwritten when it dies
         tickets = [client.snapshot(step, state) for step in (1, 2)]
         os.kill(first, signal.SIGKILL)
         tickets += [client.snapshot(step, state) for step in (3, 4, 5)]
@@ -319,7 +320,7 @@ def test_a_client_that_was_killed_leaves_its_snapshot_for_the_next_one(root: Pat
             state = make(7)
             client.reserve(state)
             record = daemon(root)
-            os.kill(record.pid, signal.SIGSTOP)
+            stop(record.pid)
             state["train"].step = 7
             client.snapshot(7, state)
             os.kill(record.pid, signal.SIGKILL)
@@ -380,7 +381,7 @@ def test_a_stopped_daemon_holds_the_exit_no_longer_than_the_bound(root: Path) ->
     client = ckptd.Client(root, close_timeout_s=0.5)
     client.reserve(state)
     record = daemon(root)
-    os.kill(record.pid, signal.SIGSTOP)
+    stop(record.pid)
     try:
         ticket = client.snapshot(1, state)
         began = time.monotonic()

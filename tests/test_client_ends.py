@@ -19,6 +19,7 @@ from ckptd.disk.rootdir import Root
 from ckptd.errors import ClientClosed
 from ckptd_places import daemon_of, places
 from fake_daemon import FakeDaemon, wait_until
+from told_signals import hearing_ctrl_c
 
 __all__ = ["places"]
 
@@ -34,7 +35,10 @@ STOP_DAEMON = """
 client.reserve({"weights": torch.arange(300_000.0)})
 import os, json, signal
 with open(root + "/.ckptd/daemon.json") as record:
-    os.kill(json.load(record)["pid"], signal.SIGSTOP)
+    pid = json.load(record)["pid"]
+os.kill(pid, signal.SIGSTOP)
+while open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] != "T":
+    pass
 ticket ="""
 
 ENDINGS = {
@@ -127,10 +131,12 @@ def test_ctrl_c_for_the_whole_group_in_the_middle_of_a_snapshot_saves_it(root: P
         SCRIPT.replace("ticket =", "client.__enter__()\nticket =")
         + "\nimport time\nwith client:\n    time.sleep(60)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(root), ""],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    ) as trainer:  # fmt: skip
+    with hearing_ctrl_c():
+        trainer = subprocess.Popen(
+            [sys.executable, "-c", code, str(root), ""],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+    with trainer:
         assert trainer.stdout is not None
         assert trainer.stdout.readline() == "staged\n"
         os.killpg(trainer.pid, signal.SIGINT)

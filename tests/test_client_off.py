@@ -28,6 +28,7 @@ from ckptd.names import parse_work_folder, work_folder
 from ckptd.snapshot.slots import Slot
 from ckptd_places import daemon_of, places
 from fake_daemon import wait_until
+from told_signals import stop
 
 __all__ = ["places"]
 
@@ -210,7 +211,7 @@ def test_snapshots_that_wait_in_shared_memory_are_said(root: Path) -> None:
             client.reserve(state_of(0.0))
             record = daemon_of(root)
             assert record is not None
-            os.kill(record.pid, signal.SIGSTOP)
+            stop(record.pid)
             client.snapshot(7, state_of(7.0))
             os.kill(record.pid, signal.SIGKILL)
         finally:

@@ -20,6 +20,7 @@ from ckptd.errors import CkptdError, NoDaemon, ProtocolError, RunTaken, SharedMe
 from ckptd.link import wire
 from ckptd.snapshot.slots import Slot, SlotState
 from daemon_parts import BareClient, DaemonProcess, Places, eventually, new_client_id, places_in
+from told_signals import hearing_ctrl_c, stop
 
 pytestmark = pytest.mark.slow
 
@@ -98,9 +99,11 @@ def test_ckptd_start_prints_one_line_per_snapshot_and_drains_on_ctrl_c(
     places: Places, connected: Connect
 ) -> None:
     command = [sys.executable, "-m", "ckptd_daemon.cli.main", "start", "--root", str(places.root)]
-    with subprocess.Popen(
-        command, env=os.environ | places.env, stdout=subprocess.PIPE, text=True, start_new_session=True
-    ) as daemon:
+    with hearing_ctrl_c():
+        daemon = subprocess.Popen(
+            command, env=os.environ | places.env, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+    with daemon:
         assert daemon.stdout is not None
         assert "serving" in daemon.stdout.readline()
         client = connected("gpt")
@@ -195,7 +198,7 @@ def test_keep_last_one_keeps_the_good_one_until_its_successor_is_verified(
     client.save(1, b"a" * 10)
     client.wait_for(1, "verified")
     verifier = client.status()["verifier"]["pid"]
-    os.kill(verifier, signal.SIGSTOP)
+    stop(verifier)
     for number in (2, 3):
         client.save(number, b"b" * 10, list(client.slots.values())[number % 2])
         client.wait_for(number, "committed")
@@ -379,7 +382,7 @@ def test_trainer_and_daemon_killed_together_lose_nothing_that_was_sealed(
     places: Places, start: Start
 ) -> None:
     daemon = start()
-    os.kill(daemon.pid, signal.SIGSTOP)  # it hears neither of the push nor of the death
+    stop(daemon.pid)  # it hears neither of the push nor of the death
     with start_trainer(places, "stays") as process:
         os.kill(daemon.pid, signal.SIGCONT)
         assert process.stdout is not None and process.stdout.readline()
@@ -538,7 +541,7 @@ def test_a_stopped_daemon_costs_no_more_than_the_callers_bound_and_never_a_false
     daemon = start()
     client = connected()
     slot, _ = client.reserve(1000)
-    os.kill(daemon.pid, signal.SIGSTOP)
+    stop(daemon.pid)
     generation = client.seal(slot, 1, b"a" * 1000)
     began = time.monotonic()
     message = wire.Push(id=0, client_id=client.client_id, slot=slot.name, generation=generation, snapshot=1)
@@ -651,6 +654,25 @@ def test_after_a_signal_attached_clients_are_served_until_they_leave_and_nobody_
     assert daemon.wait() == 0
     assert places.checkpoints() == ["step-000000001", "step-000000002"]
     assert nothing_is_left(places)
+
+
+@pytest.mark.parametrize("ignored", [signal.SIGHUP, signal.SIGINT])
+def test_what_is_ignored_at_its_start_as_under_nohup_doesnt_end_it(
+    places: Places, connected: Connect, ignored: signal.Signals
+) -> None:
+    code = f"import os, signal, sys; signal.signal({int(ignored)}, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-m", "ckptd_daemon.cli.main", "start", "--root", str(places.root)]
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *command],
+        env=os.environ | places.env, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    ) as daemon:  # fmt: skip
+        assert daemon.stdout is not None and "serving" in daemon.stdout.readline()
+        os.killpg(daemon.pid, ignored)
+        client = connected("gpt")  # nobody new is let in by one that leaves
+        assert client.status()["daemon"]["state"] == "serving"
+        client.detach()
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(30) == 0
 
 
 def test_when_the_grace_is_over_the_daemon_leaves_and_keeps_the_slots_of_the_client_that_did_not(

@@ -29,6 +29,8 @@ client.reserve({"weights": torch.zeros(1000)})
 with open(root + "/.ckptd/daemon.json") as record:
     daemon = json.load(record)["pid"]
 os.kill(daemon, signal.SIGSTOP)  # so that it dies between the receipt of the snapshot and its write
+while open(f"/proc/{daemon}/stat").read().rpartition(")")[2].split()[0] != "T":
+    pass
 client.snapshot(7, {"weights": torch.full((1000,), 7.0)})
 os.kill(daemon, signal.SIGKILL)
 exec(ending)

@@ -18,6 +18,7 @@ from ckptd.names import work_folder
 from ckptd_daemon.verify.verifier_lines import Line, Request, Verdict, WatchState, from_line, to_line
 from ckptd_daemon.verify.verifier_process import Verifier
 from made_series import Made, flip_byte
+from told_signals import stop
 
 FAST = {"rescan_s": 0.3, "poll_s": 0.2, "settle_s": 0.1, "backoff_first_s": 0.05}
 BY_EVENTS_ALONE = {"rescan_s": 600.0, "poll_s": 600.0, "settle_s": 0.05, "backoff_first_s": 0.05}
@@ -167,7 +168,7 @@ def test_what_arrives_while_the_verifier_is_down_is_found_by_the_next_one(
 
 
 def test_a_request_outlives_the_verifier_that_got_it(made: Made, running: Running) -> None:
-    os.kill(running.child, signal.SIGSTOP)
+    stop(running.child)
     name = made.commit(1, verify=True).name
     made.catalogue.write_index()  # verified already: nobody would read it again unasked
     running.verifier.verify("r", name)
@@ -255,7 +256,7 @@ def test_it_dies_with_its_parent(made: Made, heir: str) -> None:
 def test_a_stopped_verifier_neither_blocks_the_daemon_nor_its_end(made: Made) -> None:
     started = Running(made, FAST)
     started.watching("events")
-    os.kill(started.child, signal.SIGSTOP)
+    stop(started.child)
     for step in range(5_000):  # far more than a pipe holds
         started.verifier.verify("r", f"step-{step:09d}")
     assert started.verifier.pending == 5_000
@@ -285,7 +286,7 @@ def test_a_queue_overflow_is_named_and_the_checkpoint_it_hid_is_found(made: Made
     first = made.commit(1).name
     running.until(lambda: running.of(first))
     running.watching("events")
-    os.kill(running.child, signal.SIGSTOP)
+    stop(running.child)
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if limit > 50_000:
         pytest.skip(f"the queue holds {limit} events here")
