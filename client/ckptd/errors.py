@@ -56,6 +56,21 @@ class SaveFailed(CkptdError):
     """A snapshot could not be made durable: an I/O error other than a full disk. Nothing is lost that was committed."""
 
 
+class ReadFailed(CkptdError, OSError):
+    """Something can't be read now: an I/O error, no descriptors, no memory. It says nothing about the checkpoints.
+
+    Attributes:
+        errno: The system's number for it; None when there is none.
+    """
+
+    def __init__(
+        self, what: str, *, where: str = "", seen: str = "", wanted: str = "", todo: str = "",
+        errno: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(what, where=where, seen=seen, wanted=wanted, todo=todo)
+        self.errno = errno
+
+
 class UnstorableState(CkptdError, TypeError):
     """A leaf of the state can't be stored exactly; `where` is its key path. Nothing was sent or written."""
 
@@ -198,7 +213,7 @@ class SharedMemoryTooSmall(NoSpace):
 BY_NAME: dict[str, type[CkptdError]] = {
     cls.__name__: cls
     for cls in (
-        CkptdError, SaveFailed, UnstorableState, StateMismatch, UnsupportedTorch, ProtocolError, ClientClosed,
+        CkptdError, SaveFailed, ReadFailed, UnstorableState, StateMismatch, UnsupportedTorch, ProtocolError, ClientClosed,
         InvalidArgument, BadRoot, NothingThere, CheckpointGone, CorruptCheckpoint, UnknownSchema,
         NoValidCheckpoint, NoDaemon, RootLocked, RunTaken, TimedOut, OutcomeUnknown, NoSpace, SharedMemoryTooSmall,
     )

@@ -6,6 +6,7 @@ version made) is kept and counted, and while there is one nothing may be removed
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -53,12 +54,14 @@ class Decisions:
         forks: By sequence.
         highest_sequence: The highest in any file's name, readable or not; 0 for none.
         unreadable: (file name, reason) of each that can't be read.
+        errors: The errno of each of those that only can't be read now; nothing says that they are damaged.
     """
 
     birth_run_id: str | None = None
     forks: tuple[Fork, ...] = ()
     highest_sequence: int = 0
     unreadable: tuple[tuple[str, str], ...] = ()
+    errors: tuple[int, ...] = ()
 
 
 def read_decisions(run_dir: Path) -> Decisions:
@@ -76,6 +79,7 @@ def read_decisions(run_dir: Path) -> Decisions:
     forks: list[Fork] = []
     highest = 0
     unreadable: list[tuple[str, str]] = []
+    errors: list[int] = []
     for name in names:
         match = _FILE.fullmatch(name)
         if match is None:
@@ -85,6 +89,8 @@ def read_decisions(run_dir: Path) -> Decisions:
             decision = _read(folder, name, int(match[1]), match[2])
         except (CorruptCheckpoint, OSError) as error:
             unreadable.append((name, str(error)))
+            if isinstance(error, OSError):
+                errors.append(error.errno or errno.EIO)
             continue
         if isinstance(decision, Fork):
             forks.append(decision)
@@ -93,7 +99,8 @@ def read_decisions(run_dir: Path) -> Decisions:
     if len({run_id for _, run_id in births}) > 1:
         unreadable.append((DECISIONS_DIR, "the run has two births"))
     forks.sort(key=lambda fork: fork.sequence)
-    return Decisions(min(births)[1] if births else None, tuple(forks), highest, tuple(unreadable))
+    birth = min(births)[1] if births else None
+    return Decisions(birth, tuple(forks), highest, tuple(unreadable), tuple(errors))
 
 
 def write_birth(run_dir: Path, run_id: str) -> None:

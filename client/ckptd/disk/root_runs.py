@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from ckptd.disk.entry import MACHINE_ERRORS, reading
 from ckptd.disk.rootdir import Root
 from ckptd.errors import InvalidArgument
 from ckptd.names import DECISIONS_DIR, INDEX_FILE, check_run_name, parse_step_folder
@@ -31,12 +32,16 @@ def opened(root: AnyRoot) -> Root | None:
 
 
 def runs(root: AnyRoot) -> list[str]:
-    """Names of the root's runs, sorted: folders that hold a checkpoint, a decision or a run index."""
+    """Names of the root's runs, sorted: folders that hold a checkpoint, a decision or a run index.
+
+    Raises:
+        ReadFailed: They can't be listed, or there are no descriptors or no memory left to look at one.
+    """
     there = opened(root)
     if there is None:
         return []
     found = []
-    with os.scandir(there.path) as names:
+    with reading(there.path), os.scandir(there.path) as names:
         for entry in names:
             if entry.is_dir(follow_symlinks=False) and is_run(entry.name, Path(entry.path)):
                 found.append(entry.name)
@@ -61,5 +66,9 @@ def is_run(name: str, path: Path) -> bool:
                 each.name in (DECISIONS_DIR, INDEX_FILE) or parse_step_folder(each.name) is not None
                 for each in inside
             )
-    except (InvalidArgument, OSError):
+    except InvalidArgument:
+        return False
+    except OSError as error:
+        if error.errno in MACHINE_ERRORS:
+            raise  # it would be missing from the list
         return False

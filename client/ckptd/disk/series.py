@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ckptd.disk.decisions import read_decisions
+from ckptd.disk.entry import MACHINE_ERRORS, none_readable, reading
 from ckptd.disk.in_quarantine import read_quarantine
 from ckptd.disk.root_runs import AnyRoot, other_runs, runs
 from ckptd.disk.root_runs import opened as open_root
@@ -93,7 +94,7 @@ def latest_valid(
         NoValidCheckpoint: There are checkpoints, and every one fails its checks.
         BadRoot: The root is a file.
         InvalidArgument: Not a run name.
-        OSError: The run can't be read.
+        ReadFailed: The run, or every checkpoint in it, can't be read now; that says nothing about them.
     """
     opened = open_root(root)
     check_run_name(run)
@@ -104,12 +105,21 @@ def latest_valid(
 
 
 def checkpoints(root: AnyRoot, run: str = DEFAULT_RUN) -> list[Checkpoint]:
-    """The committed checkpoints on the run's line, oldest first; verifies nothing (`verified` says)."""
+    """The committed checkpoints on the run's line, oldest first; verifies nothing (`verified` says).
+
+    Raises:
+        ReadFailed: The run, or every checkpoint in it, can't be read now.
+    """
     opened = open_root(root)
     if opened is None:
         return []
-    series = read_series(opened, run)
-    return [_answer(series, entry) for entry in reversed(candidates(series)) if entry.status == "committed"]
+    with reading(opened.run_dir(run)):
+        series = read_series(opened, run)
+    entries = list(reversed(candidates(series)))
+    found = [_answer(series, entry) for entry in entries if entry.status == "committed"]
+    if not found:
+        _refuse_if_unread([entry for entry in entries if entry.status == "unreadable"], entries, series)
+    return found
 
 
 def best(
@@ -162,7 +172,8 @@ def select(root: AnyRoot, run: str, selector: str) -> Path:
             wanted="latest, best, a step such as 1200 or 1200.2, or a path",
         )  # fmt: skip
     opened = open_root(root)
-    entries = () if opened is None else read_series(opened, run).entries
+    with reading(where):
+        entries = () if opened is None else read_series(opened, run).entries
     fitting = _fitting(entries, wanted)
     if not fitting:
         held = [] if opened is None else [entry for _, entry in read_quarantine(opened.run_dir(run))]
@@ -179,11 +190,14 @@ class _Proof:
 
     def __init__(self, wait: bool, on_progress: Callable[[str], None] | None) -> None:
         self.wait, self._on_progress = wait, on_progress
+        self.unread: list[Entry] = []  # that nothing can be said of now
         self._reports: dict[tuple[Path, str], Report] = {}
 
     def fault(self, entry: Entry) -> str:
         """Why it isn't valid; "" when it is. Raises CheckpointGone when it vanished."""
         if entry.status != "committed":
+            if entry.status == "unreadable":
+                self.unread.append(entry)
             return entry.reason or entry.status
         if entry.verified:
             return ""
@@ -191,7 +205,13 @@ class _Proof:
             return "not verified yet"
         if self._on_progress is not None:
             self._on_progress(f"verifying {entry.name}")
-        report = self._report(entry.path)
+        try:
+            report = self._report(entry.path)
+        except OSError as error:
+            if error.errno in MACHINE_ERRORS:
+                raise
+            self.unread.append(entry)
+            return f"can't be read now: {error}"
         if report.gone:
             raise CheckpointGone("the checkpoint is not there any more", where=str(entry.path))
         return "; ".join(report.faults)
@@ -207,7 +227,7 @@ class _Proof:
 def _steadily(root: Root, run: str, ask: Callable[[Series], Checkpoint | None]) -> Checkpoint | None:
     """Ask again, of the run as it is then, when retention took a checkpoint while it was read."""
     for _ in range(_TRIES):
-        with contextlib.suppress(CheckpointGone):
+        with contextlib.suppress(CheckpointGone), reading(root.run_dir(run)):
             return ask(read_series(root, run))
     raise CheckpointGone("checkpoints keep vanishing while they are read", where=str(root.run_dir(run)))
 
@@ -226,12 +246,15 @@ def _latest(series: Series, proof: _Proof) -> Checkpoint | None:
 def _newest(series: Series, entries: list[Entry], proof: _Proof) -> Checkpoint | None:
     """The first of the entries that is valid."""
     passed: list[PassedOver] = []
+    proof.unread.clear()
     for entry in entries:
         fault = proof.fault(entry)
         if not fault:
             return _answer(series, entry, tuple(passed))
         passed.append(PassedOver(entry.name, fault))
     undecided = not proof.wait and any(entry.status == "committed" for entry in entries)
+    if not undecided:
+        _refuse_if_unread(proof.unread, entries, series)
     if passed and not undecided:
         raise NoValidCheckpoint(
             "every checkpoint fails its checks", where=str(series.run_dir),
@@ -239,6 +262,13 @@ def _newest(series: Series, entries: list[Entry], proof: _Proof) -> Checkpoint |
             todo="look at the disk; a checkpoint of another line or run can be restored by name",
         )  # fmt: skip
     return None
+
+
+def _refuse_if_unread(unread: list[Entry], entries: list[Entry], series: Series) -> None:
+    """To say that none is valid is right only if one of them is known to be bad."""
+    if unread and len(unread) == len(entries):
+        seen = "; ".join(f"{entry.name}: {entry.reason or 'its files'}" for entry in unread)
+        raise none_readable(series.run_dir, seen)
 
 
 def _answer(series: Series, entry: Entry, passed: tuple[PassedOver, ...] | None = None) -> Checkpoint:

@@ -10,17 +10,17 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
+from ckptd.disk.copies import hinted, without_copies
 from ckptd.disk.decisions import Decisions, read_decisions
-from ckptd.disk.folder_files import open_folder
-from ckptd.disk.index_files import files_of
+from ckptd.disk.entry import MACHINE_ERRORS, Entry, read_entry, read_failed
 from ckptd.disk.lineage import Line, Position, line_of, next_position
 from ckptd.disk.rootdir import Root
 from ckptd.disk.run_index import RunIndex, read_run_index
 from ckptd.disk.verification import stat_signature
-from ckptd.errors import CorruptCheckpoint
-from ckptd.format.records import CheckpointIndex, read_index
+from ckptd.errors import SaveFailed
+from ckptd.format.records import CheckpointIndex
 from ckptd.names import (
     QUARANTINE_DIR,
     parse_quarantine_folder,
@@ -29,44 +29,11 @@ from ckptd.names import (
 )
 from ckptd.snapshot.descriptor import Descriptor
 
-Status = Literal["committed", "incomplete", "corrupt"]
+__all__ = [
+    "Entry", "Listing", "Series", "candidates", "list_run", "position_after", "quarantined_entry", "read_series",
+]  # fmt: skip
 
 _MAX_LISTINGS: Final = 1000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """One checkpoint folder.
-
-    Attributes:
-        name, path: The folder.
-        step, repeat: From its name.
-        index: Its index; None when that can't be read.
-        status: "committed": its index is right and its files are there (their hashes are another matter);
-            "incomplete": the index or a file is missing; "corrupt": the index is wrong.
-        reason: Why it isn't committed; "" when it is.
-        own: It belongs to this run, by its run_id; False also when that can't be told.
-        on_line: It is on the line that ends at the head, or nobody can tell.
-        verified: The run's index has a mark for exactly these files.
-        changed: It has a mark for this checkpoint, but its files aren't those that were verified any more.
-    """
-
-    name: str
-    path: Path
-    step: int
-    repeat: int
-    index: CheckpointIndex | None
-    status: Status
-    reason: str = ""
-    own: bool = False
-    on_line: bool = True
-    verified: bool = False
-    changed: bool = False
-
-    @property
-    def sequence(self) -> int | None:
-        """Its place in the run's order; None when its index can't be read."""
-        return self.index.sequence if self.index else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,12 +84,15 @@ def read_series(root: Root, run: str) -> Series:
     Raises:
         InvalidArgument: Not a run name.
         OSError: The folder is there and can't be read.
+        ReadFailed: There are no descriptors or no memory left to read what is in it.
     """
     run_dir = root.run_dir(run)
     # A fork is recorded before its checkpoint: decisions read after the listing know those of all listed.
     listing, read = _read_steadily(run_dir)
     decisions = read_decisions(run_dir)
+    _refuse_if_machine_fails(run_dir, read, decisions)
     cache = read_run_index(run_dir) or RunIndex(run=run)
+    read = hinted(without_copies(read, cache), cache)
     run_id = decisions.birth_run_id or _id_of_highest(read)
     read = [replace(entry, own=entry.index is not None and entry.index.run_id == run_id) for entry in read]
     own = [entry.index for entry in read if entry.own and entry.index is not None]
@@ -130,6 +100,7 @@ def read_series(root: Root, run: str) -> Series:
     line = line_of(own, decisions.forks, listing.moved, unreadable)
     known = frozenset(
         {entry.index.sequence for entry in read if entry.index is not None}
+        | {entry.hint for entry in read if entry.hint is not None and entry.is_in_doubt}
         | listing.temp | listing.moved | {fork.sequence for fork in decisions.forks}
     )  # fmt: skip
     highest = max([0, decisions.highest_sequence, cache.highest_sequence, *known])
@@ -156,12 +127,37 @@ def list_run(run_dir: Path) -> Listing:
 
 
 def position_after(series: Series, descriptor: Descriptor, sequence: int, *, run_id: str) -> Position:
-    """Where a client's next snapshot goes, as `sequence`."""
-    return next_position(
+    """Where a client's next snapshot goes, as `sequence`.
+
+    Raises:
+        SaveFailed: What it goes on from may be among the checkpoints that can't be read now. To guess would
+            abandon a good past for ever.
+    """
+    position = next_position(
         series.own, series.decisions.forks, series.line, series.known_sequences,
         run_id=run_id, sequence=sequence, client_id=descriptor.client_id,
         base_sequence=descriptor.base_sequence, base_snapshot=descriptor.base_snapshot,
     )  # fmt: skip
+    first = descriptor.base_sequence is not None and descriptor.snapshot == descriptor.base_snapshot + 1
+    for entry in series.entries:
+        if entry.is_in_doubt and _may_be_parent(entry, position, first):
+            raise SaveFailed(
+                "what this snapshot goes on from can't be told", where=str(entry.path), seen=entry.reason,
+                todo="it is saved again once the disk can be read; else move that folder away",
+            )  # fmt: skip
+    return position
+
+
+def _may_be_parent(entry: Entry, position: Position, first: bool) -> bool:
+    """Whether one that can't be read may be what the snapshot goes on from, in place of the position's parent.
+
+    `first`: the snapshot is the client's first after a restore, so that only what it restored can be.
+    """
+    if entry.index is not None:
+        return False  # known from before: it was among those the parent was chosen from
+    if entry.hint is None or position.parent is None:
+        return True
+    return entry.hint > position.parent and not first
 
 
 def candidates(series: Series) -> list[Entry]:
@@ -202,7 +198,7 @@ def _read_steadily(run_dir: Path) -> tuple[Listing, list[Entry]]:
     before = list_run(run_dir)
     known: dict[str, Entry] = {}
     for _ in range(_MAX_LISTINGS):
-        read = {name: known.get(name) or _read_entry(run_dir / name) for name in before.steps}
+        read = {name: known.get(name) or read_entry(run_dir / name) for name in before.steps}
         known = {name: entry for name, entry in read.items() if entry is not None}
         after = list_run(run_dir)
         if after.steps == before.steps:
@@ -212,47 +208,11 @@ def _read_steadily(run_dir: Path) -> tuple[Listing, list[Entry]]:
     return before, [entry for name, entry in known.items() if name in before.steps]
 
 
-def _read_entry(path: Path) -> Entry | None:
-    """None when the folder is gone again."""
-    step, repeat = parse_step_folder(path.name) or (0, 0)
-
-    def entry(status: Status, reason: str, index: CheckpointIndex | None = None) -> Entry:
-        return Entry(
-            name=path.name, path=path, step=step, repeat=repeat, index=index, status=status, reason=reason
-        )
-
-    try:
-        folder = open_folder(path)
-    except FileNotFoundError:
-        return None
-    except PermissionError as error:
-        return entry("incomplete", f"can't be opened: {error.strerror}")
-    try:
-        index = read_index(folder, where=str(path))
-        if index.step != step:
-            return entry("corrupt", f"its index says step {index.step}", index)
-        missing = _missing(folder, index)
-        return entry("incomplete", missing, index) if missing else entry("committed", "", index)
-    except FileNotFoundError:
-        return entry("incomplete", "index.json is missing")
-    except CorruptCheckpoint as error:
-        return entry("corrupt", str(error).removeprefix(f"{path}/"))
-    except OSError as error:
-        return entry("corrupt", f"index.json can't be read: {error.strerror}")
-    finally:
-        os.close(folder)
-
-
-def _missing(folder: int, index: CheckpointIndex) -> str:
-    """What a look at names and sizes finds wrong; "" for nothing."""
-    for file in files_of(index):
-        try:
-            seen = os.lstat(file.path, dir_fd=folder).st_size
-        except OSError:
-            return f"{file.path} is missing"
-        if seen != file.bytes:
-            return f"{file.path} has {seen} bytes, wanted {file.bytes}"
-    return ""
+def _refuse_if_machine_fails(run_dir: Path, read: Iterable[Entry], decisions: Decisions) -> None:
+    """For want of descriptors or memory everything seems unreadable: no answer is better than that one."""
+    for number in [*(entry.error for entry in read), *decisions.errors]:
+        if number in MACHINE_ERRORS:
+            raise read_failed(OSError(number, os.strerror(number)), run_dir)
 
 
 def _id_of_highest(entries: Iterable[Entry]) -> str:
@@ -265,7 +225,7 @@ def _placed(entries: list[Entry], line: Line, cache: RunIndex) -> list[Entry]:
     marks = {mark.name: mark for mark in cache.marks}
     foreign_line = line_of([e.index for e in entries if e.index is not None and not e.own], (), (), ())
     placed = []
-    for entry in _in_order(entries, cache):
+    for entry in _in_order(entries):
         on_line = entry.index is None or entry.index.sequence in (line if entry.own else foreign_line)
         verified = named = False
         if (
@@ -279,15 +239,14 @@ def _placed(entries: list[Entry], line: Line, cache: RunIndex) -> list[Entry]:
     return placed
 
 
-def _in_order(entries: list[Entry], cache: RunIndex) -> list[Entry]:
+def _in_order(entries: list[Entry]) -> list[Entry]:
     """By sequence. Those that have none are never chosen; they go where the cache or their step puts them."""
-    hints = {summary.name: summary.sequence for summary in cache.checkpoints}
     known = [(entry.step, entry.index.sequence) for entry in entries if entry.index is not None]
 
     def key(entry: Entry) -> tuple[int, int, int, int]:
         if entry.index is not None:
             return entry.index.sequence, 0, entry.step, entry.repeat
         guess = max((sequence for step, sequence in known if step <= entry.step), default=-1)
-        return hints.get(entry.name, guess), 1, entry.step, entry.repeat
+        return guess if entry.hint is None else entry.hint, 1, entry.step, entry.repeat
 
     return sorted(entries, key=key)

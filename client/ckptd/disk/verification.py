@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ckptd.disk.entry import read_failed
 from ckptd.disk.folder_files import open_file, open_folder, read_small_file
 from ckptd.disk.index_files import IndexedFile, files_of
 from ckptd.disk.medium import How, hash_file
@@ -28,7 +29,6 @@ from ckptd.limits import MAX_TABLE_BYTES
 from ckptd.names import INDEX_FILE, TABLE_FILE, parse_step_folder
 
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
-_MEDIUM_ERRORS: Final = (errno.EIO, errno.EBADMSG, errno.EUCLEAN, errno.ENODATA, errno.EOVERFLOW)
 _STRENGTH: Final[dict[How, int]] = {"cached": 0, "dontneed": 1, "direct": 2}
 
 
@@ -72,7 +72,8 @@ def check(
         progress: Told the number of bytes after each piece; from several threads, one at a time.
 
     Raises:
-        OSError: It can't be told: no permission, descriptors or memory. Says nothing about the checkpoint.
+        ReadFailed: It can't be told: an I/O error, no permission, descriptors or memory. Says nothing about
+            the checkpoint. A fault that was found all the same is reported instead.
     """
     return _Check(Path(path), uncached, progress).run()
 
@@ -88,7 +89,7 @@ def verify(path: str | os.PathLike[str], *, uncached: bool = False) -> Report:
         CorruptCheckpoint: Something is wrong with it; `seen` and `wanted` are those of the first fault.
         CheckpointGone: It isn't there (any more).
         InvalidArgument, NothingThere: It is something else: a file of a checkpoint, a run, any other folder.
-        OSError: As for check.
+        ReadFailed: As for check.
     """
     refuse_wrong_path(path)
     work = _Check(Path(path), uncached, None)
@@ -122,6 +123,7 @@ class _Check:
         self.errors: list[CorruptCheckpoint] = []
         self._uncached, self._progress = uncached, progress
         self._index: CheckpointIndex | None = None
+        self._unread: OSError | None = None  # why the whole truth can't be told
         self._gone = False
         self._bytes = 0
         self._how: How = "direct"
@@ -135,6 +137,8 @@ class _Check:
             self._gone = True
         except NotADirectoryError:
             self._fault("a link or a file, not a folder", "")
+        except OSError as error:
+            self._unread = error
         else:
             try:
                 self._read(folder)
@@ -142,6 +146,8 @@ class _Check:
                 os.close(folder)
         if self._gone:
             self.errors.clear()
+        elif self._unread is not None and not self.errors:
+            raise read_failed(self._unread, self._unread.filename or self.path) from self._unread
         index = self._index
         return Report(
             path=self.path, name=self.path.name, sequence=index.sequence if index else None,
@@ -152,13 +158,16 @@ class _Check:
         )  # fmt: skip
 
     def _read(self, folder: int) -> None:
-        index = self._index = self._read_index(folder)
-        if index is not None:
-            self._check_name(index)
-            self._open_and_hash(folder, files_of(index))
-            if not self.errors and not self._gone:
-                self._check_table(folder, index)
-        if self.errors and not self._still_there(folder):
+        try:
+            index = self._index = self._read_index(folder)
+            if index is not None:
+                self._check_name(index)
+                self._open_and_hash(folder, files_of(index))
+                if not self.errors and not self._gone and self._unread is None:
+                    self._check_table(folder, index)
+        except OSError as error:
+            self._unread = error
+        if (self.errors or self._unread) and not self._still_there(folder):
             self._gone = True
 
     def _read_index(self, folder: int) -> CheckpointIndex | None:
@@ -173,8 +182,6 @@ class _Check:
                 self.errors.append(error)
         except CorruptCheckpoint as error:
             self.errors.append(error)
-        except OSError as error:
-            self._unreadable(INDEX_FILE, error)
         return None
 
     def _check_name(self, index: CheckpointIndex) -> None:
@@ -219,7 +226,9 @@ class _Check:
         except FileNotFoundError:
             self._fault("is missing", name)
         except OSError as error:
-            self._unreadable(name, error)
+            if error.errno in _NO_DESCRIPTORS:
+                raise
+            self._unread = error
         return name in opened
 
     def _take(self, errors: Iterable[CorruptCheckpoint | None]) -> None:
@@ -229,6 +238,9 @@ class _Check:
         fd = opened[file.path]
         try:
             return self._compare(fd, file)
+        except OSError as error:
+            self._unread = error
+            return None
         finally:
             os.close(opened.pop(file.path))
 
@@ -237,12 +249,7 @@ class _Check:
         size = os.fstat(fd).st_size
         if size != file.bytes:
             return CorruptCheckpoint("wrong size", where=where, seen=f"{size} bytes", wanted=f"{file.bytes}")
-        try:
-            sha256, count, how = hash_file(fd, uncached=self._uncached, progress=self._tell)
-        except OSError as error:
-            if error.errno not in _MEDIUM_ERRORS:
-                raise
-            return CorruptCheckpoint("can't be read", where=where, seen=error.strerror or str(error))
+        sha256, count, how = hash_file(fd, uncached=self._uncached, progress=self._tell)
         with self._lock:
             self._bytes += count
             self._how = min(self._how, how, key=_STRENGTH.__getitem__)
@@ -270,16 +277,13 @@ class _Check:
             return os.path.samestat(os.lstat(self.path), os.fstat(folder))
         except FileNotFoundError:
             return False
+        except OSError:
+            return True  # nothing says that it isn't
 
     def _tell(self, count: int) -> None:
         if self._progress is not None:
             with self._lock:
                 self._progress(count)
-
-    def _unreadable(self, name: str, error: OSError) -> None:
-        if error.errno not in _MEDIUM_ERRORS:
-            raise error
-        self._fault("can't be read", name, seen=error.strerror or str(error))
 
     def _fault(self, what: str, name: str, *, seen: str = "", wanted: str = "", todo: str = "") -> None:
         self.errors.append(

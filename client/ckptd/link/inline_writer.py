@@ -21,8 +21,16 @@ from ckptd.disk.leftovers import sweep, sweep_run
 from ckptd.disk.lineage import Position
 from ckptd.disk.lock import RootLock
 from ckptd.disk.rootdir import Root
-from ckptd.disk.series_entries import position_after, read_series
-from ckptd.errors import CkptdError, NoSpace, OutcomeUnknown, ProtocolError, RootLocked, SaveFailed
+from ckptd.disk.series_entries import Series, position_after, read_series
+from ckptd.errors import (
+    CkptdError,
+    NoSpace,
+    OutcomeUnknown,
+    ProtocolError,
+    ReadFailed,
+    RootLocked,
+    SaveFailed,
+)
 from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.link.failures import Failure, Failures, warn
 from ckptd.link.staging import Payload
@@ -62,6 +70,8 @@ class InlineWriter:
             durable.make_real_dir(run_dir)
             series = read_series(self._root, self._run)  # before the sweep: what it removes carries sequences
             self._next_sequence = series.next_sequence
+            if series.decisions.birth_run_id is None:
+                _refuse_unread(series)
             for folder in (self._root.path, self._root.service_dir):
                 sweep(folder)
             sweep_run(run_dir)
@@ -182,6 +192,14 @@ class InlineWriter:
                 f"run {self._run}: {len(mine)} snapshot(s) of an earlier client wait in shared memory; "
                 f"write them first with: ckptd start --root {self._root.path} --detach"
             )
+
+
+def _refuse_unread(series: Series) -> None:
+    """A run that seems to have no birth because it can't be read now must get no second one."""
+    said = [f"{e.name}: {e.reason}" for e in series.entries if e.is_in_doubt]
+    if series.decisions.errors or said:
+        said += [f"{name}: {reason}" for name, reason in series.decisions.unreadable]
+        raise ReadFailed("whose run it is can't be told now", where=str(series.run_dir), seen=said[0])
 
 
 def _forget_frames(error: BaseException) -> None:

@@ -12,9 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ckptd.disk.entry import MACHINE_ERRORS, none_readable, reading
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series import Entry, PassedOver, Series, candidates, read_series
-from ckptd.errors import CheckpointGone, CorruptCheckpoint, InvalidArgument, NothingThere, RestoreFailed
+from ckptd.errors import (
+    CheckpointGone,
+    CorruptCheckpoint,
+    InvalidArgument,
+    NothingThere,
+    ReadFailed,
+    RestoreFailed,
+)
 from ckptd.link.failures import warn
 from ckptd.names import check_step
 from ckptd.tensors.loading import Loaded, load_with_index
@@ -78,12 +86,15 @@ def _restore_run(
     Raises:
         NothingThere: There is none of this step.
         RestoreFailed: There are some, and every one fails its checks. The state is untouched.
+        ReadFailed: None can be read now, or there are no descriptors or no memory left. The state is untouched.
         CheckpointGone: Retention took each one while it was read, several times over. The state is untouched.
         StateMismatch: The checkpoint is whole and doesn't fit the state, which is untouched.
     """
     passed: dict[str, PassedOver] = {}
+    unread = bad = False
     for _ in range(_LISTINGS):
-        series = read_series(root, run)
+        with reading(root.run_dir(run)):
+            series = read_series(root, run)
         chosen = candidates(series) if step is None else _of_step(series, check_step(step))
         if not chosen and step is None:
             if not series.entries:
@@ -99,8 +110,14 @@ def _restore_run(
             except CheckpointGone:
                 gone = True
                 break
+            except ReadFailed as error:
+                if error.errno in MACHINE_ERRORS:
+                    raise  # all others would fail alike
+                _pass_over(entry, entry.reason or str(error), passed)
+                unread = True
             except CorruptCheckpoint as error:
                 _pass_over(entry, str(error), passed)
+                bad = True
             else:
                 return _apply(state, loaded, entry.path, run_id, only, strict, tuple(passed.values()))
         if not gone:
@@ -109,9 +126,12 @@ def _restore_run(
         raise CheckpointGone("checkpoints keep vanishing while they are read", where=str(root.run_dir(run)))
     if not passed and step is None:
         return None
+    seen = "; ".join(f"{one.name}: {one.reason}" for one in passed.values())
+    if unread and not bad:
+        raise none_readable(root.run_dir(run), seen)
     raise RestoreFailed(
         "no checkpoint could be restored", where=str(root.run_dir(run)),
-        seen="; ".join(f"{one.name}: {one.reason}" for one in passed.values()),
+        seen=seen,
         todo="look with: ckptd list; restore another one with step= or source=",
     )  # fmt: skip
 
@@ -130,6 +150,8 @@ def _restore_from(
 
 
 def _load(entry: Entry, only: Collection[str] | None) -> Loaded:
+    if entry.status == "unreadable":
+        raise ReadFailed(entry.reason, where=str(entry.path), errno=entry.error)
     if entry.status != "committed":
         raise CorruptCheckpoint(entry.reason or entry.status)
     return load_with_index(entry.path, only=only)

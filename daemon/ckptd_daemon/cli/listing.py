@@ -13,7 +13,7 @@ from ckptd_daemon.cli import arguments, checkpoint_json, output, selectors, unit
 from ckptd_daemon.cli.output import Cell
 
 _COLOURS = {
-    "verified": "green", "committed": "", "changed": "yellow", "incomplete": "yellow",
+    "verified": "green", "committed": "", "changed": "yellow", "incomplete": "yellow", "unreadable": "yellow",
     "corrupt": "red", "quarantined": "red",
 }  # fmt: skip
 _HEADERS = ("RUN", "NAME", "STEP", "SEQ", "STATE", "BYTES", "SAVED (UTC)", "METRICS", "NOTE")

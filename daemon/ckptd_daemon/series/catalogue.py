@@ -10,6 +10,7 @@ What must be true:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from ckptd.disk.rootdir import Root
 from ckptd.disk.run_index import write_run_index
 from ckptd.disk.series_entries import Entry, position_after
 from ckptd.disk.verification import Report
+from ckptd.errors import ReadFailed
 from ckptd.names import parse_step_folder
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd_daemon.series.policy import RetentionPolicy
@@ -63,10 +65,12 @@ class Catalogue:
 
         Raises:
             OSError: The run can't be read, or its birth not be recorded.
+            ReadFailed: Nor can what says whose it is.
         """
         durable.make_real_dir(self.run_dir)
         view = RunView(self._root, self.run)
         decisions = view.series.decisions
+        _refuse_unread(view)
         if decisions.birth_run_id is None:
             view.named(view.run_id or secrets.token_hex(16))
             if not decisions.unreadable:  # else its birth may be the one that can't be read
@@ -88,7 +92,14 @@ class Catalogue:
     # --- commits ----------------------------------------------------------------------------------
 
     def position_for(self, descriptor: Descriptor, sequence: int) -> Position:
-        """Where this snapshot goes in the run, as `sequence`."""
+        """Where this snapshot goes in the run, as `sequence`.
+
+        Raises:
+            SaveFailed: It can't be told, because of checkpoints that can't be read now.
+        """
+        if self._view.in_doubt():
+            with contextlib.suppress(OSError):  # then nothing more is known than before
+                self._view.rescan()
         self._view.read_decisions()
         return position_after(self._view.series, descriptor, sequence, run_id=self.run_id)
 
@@ -124,10 +135,15 @@ class Catalogue:
 
         Returns:
             "verified", "corrupt" or "gone".
+
+        Raises:
+            ReadFailed, OSError: It can't be told now. Nothing was changed.
         """
         self.rescan()
         entry = None if report.gone else self._reported(report)
         if entry is None:
+            if (seen := self._view[report.name]) is not None and seen.status == "unreadable":
+                raise ReadFailed(seen.reason, where=str(seen.path), errno=seen.error)
             return "gone"
         if not report.ok:
             self._condemn(entry, report)
@@ -207,8 +223,10 @@ class Catalogue:
         """The entry that the report is about; None when what is there now is another thing."""
 
         def fits(entry: Entry | None) -> bool:
-            if entry is None or (report.ok and entry.status != "committed"):
+            if entry is None or (report.ok and entry.status not in ("committed", "unreadable")):
                 return False
+            if entry.index is None and entry.status == "corrupt" and not report.ok:
+                return True
             seen = entry.index.index_sha256 if entry.index is not None else ""
             return report.index_sha256 == seen
 
@@ -258,6 +276,20 @@ class Catalogue:
         for entry in self._view.series.entries:
             if entry.name in self._view.failed:
                 self._move_away(entry)
+
+
+def _refuse_unread(view: RunView) -> None:
+    """A run that seems to have no birth, or a lower sequence than it has, because it can't be read now must
+    get no second one."""
+    series = view.series
+    unplaced = any(e.is_in_doubt and e.index is None and e.hint is None for e in series.entries)
+    unborn = series.decisions.birth_run_id is None and (series.decisions.errors or view.in_doubt())
+    if unplaced or unborn:
+        said = [*view.unreadable_decisions(), *view.in_doubt()]
+        raise ReadFailed(
+            "the run can't be told now: whose it is, or what was its last", where=str(view.run_dir), seen=said[0],
+            todo="it is tried again once the disk can be read; else move that away",
+        )  # fmt: skip
 
 
 def _brief(entries: list[Entry]) -> dict[str, Any] | None:

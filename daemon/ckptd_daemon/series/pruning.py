@@ -33,7 +33,7 @@ class Removed:
 
 def judged(view: RunView, policy: RetentionPolicy) -> list[Verdict]:
     """What the policy says of each checkpoint now."""
-    return decide(view.candidates(), policy, unreadable=view.unreadable_decisions())
+    return decide(view.candidates(), policy, unreadable=[*view.unreadable_decisions(), *view.in_doubt()])
 
 
 def prune(
@@ -43,6 +43,9 @@ def prune(
 
     `before` is called before the first one goes, if any does.
     """
+    if unseen := [name for name in _pillars(view, policy) if not view.can_be_looked_at(name)]:
+        log.warning("retention.put_off run=%s: %s can't be looked at now", view.run, unseen[0])
+        return []
     _distrust_changed(view, policy)
     asked = (_removal(view, verdict) for verdict in judged(view, policy) if not verdict.keep)
     doomed = [removal for removal in asked if removal is not None]

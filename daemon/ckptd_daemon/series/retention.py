@@ -2,7 +2,8 @@
 
 What must be true of it, whatever the policy says (losing any of these loses training):
 
-- Nothing is removed while a decision of the run can't be read: it may be the one that keeps something.
+- Nothing is removed while a decision of the run can't be read: it may be the one that keeps something; nor
+  while one of its checkpoints can't: it may be the head that all others are judged by.
 - Only verified checkpoints on the line count. An unverified one fills no place and takes none from another.
 - Never removed: the newest verified one, anything newer than it, the best by the policy's metric, what isn't
   this run's own, what failed its check, what hasn't been checked yet.
@@ -58,10 +59,11 @@ def decide(
     """One verdict for each candidate, in their order.
 
     Args:
-        unreadable: The decisions of the run that can't be read, in words; any at all keeps everything.
+        unreadable: The decisions and checkpoints of the run that can't be read now, in words; any at all keeps
+            everything.
     """
     if unreadable:
-        reason = f"a decision of the run can't be read ({unreadable[0]})"
+        reason = f"something of the run can't be read now ({unreadable[0]})"
         return [Verdict(candidate.name, True, (reason,)) for candidate in candidates]
     line = sorted(
         (

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ckptd.disk.decisions import read_decisions
+from ckptd.disk.decisions import Decisions, read_decisions
 from ckptd.disk.lineage import line_of
 from ckptd.disk.rootdir import Root
 from ckptd.disk.run_index import Mark, RunIndex, Summary, read_run_index
@@ -55,14 +55,14 @@ class RunView:
         self.series = replace(self.series, run_id=run_id)
 
     def rescan(self, *, always: bool = False) -> list[str]:
-        """Read the run again if its folder shows other names (or always); the new names."""
+        """Read the run again if its names differ or one couldn't be read (or always); the names that are new."""
         known = {entry.name for entry in self.series.entries}
-        if not always and list_run(self.run_dir).steps == known:
+        if not always and not self.in_doubt() and list_run(self.run_dir).steps == known:
             return []
         series, seen = read_series(self._root, self.run), self.series
         self._read(
             replace(
-                series, run_id=seen.run_id or series.run_id,
+                series, run_id=seen.run_id or series.run_id, decisions=self._with_known(series.decisions),
                 known_sequences=series.known_sequences | seen.known_sequences,
                 next_sequence=max(series.next_sequence, seen.next_sequence),
             )
@@ -72,7 +72,7 @@ class RunView:
     def read_decisions(self) -> None:
         """See what was decided since."""
         try:
-            decisions = read_decisions(self.run_dir)
+            decisions = self._with_known(read_decisions(self.run_dir))
         except OSError as error:
             self.decisions_unread = f"decisions: {error}"
             return
@@ -80,6 +80,15 @@ class RunView:
         if decisions != self.series.decisions:
             self.series = replace(self.series, decisions=decisions)
             self._set(self.series.entries)
+
+    def _with_known(self, now: Decisions) -> Decisions:
+        """Decisions never change: one that can't be read now still is what it was."""
+        if not now.errors:
+            return now
+        before = self.series.decisions
+        forks = sorted({*before.forks, *now.forks}, key=lambda fork: fork.sequence)
+        birth = now.birth_run_id or before.birth_run_id
+        return replace(now, birth_run_id=birth, forks=tuple(forks))
 
     def put(self, entry: Entry) -> None:
         """This one is there now."""
@@ -123,16 +132,25 @@ class RunView:
 
     def still_failed(self, name: str) -> bool:
         """Whether it failed its check and hasn't changed since, as far as a look tells."""
-        return name in self.failed and self._failed_as.get(name) == stat_signature(self.run_dir / name)
+        seen = stat_signature(self.run_dir / name)
+        return name in self.failed and seen != "" and self._failed_as.get(name) == seen
 
     def unchanged(self, name: str) -> bool:
         """Whether a verified one still has the files that were verified, as far as a look tells."""
         mark = self._marks.get(name)
         return mark is not None and mark.stat_signature == stat_signature(self.run_dir / name)
 
+    def can_be_looked_at(self, name: str) -> bool:
+        """Whether its folder can be listed now; else nothing can be said about its files."""
+        return stat_signature(self.run_dir / name) != ""
+
     def find(self, client_id: str, snapshot: int) -> str | None:
         """The checkpoint of this snapshot, if it is here and seems whole."""
         return self._by_snapshot.get((client_id, snapshot))
+
+    def in_doubt(self) -> list[str]:
+        """Checkpoints that can't be read now and may be ours, in words; while there is one, nothing is removed."""
+        return [f"{e.name}: {e.reason}" for e in self.series.entries if e.is_in_doubt]
 
     def unreadable_decisions(self) -> list[str]:
         """Each in words; while there is one, nothing is removed."""
@@ -169,20 +187,22 @@ class RunView:
     def _read(self, series: Series) -> None:
         """Take over what was read from disk; of what is ours and what is verified, we know more."""
         self._moved |= list_run(self.run_dir).moved
+        before = {entry.name: entry for entry in self.series.entries}
         self.series = series
         there = {entry.name for entry in series.entries}
         self.failed = {name: fault for name, fault in self.failed.items() if name in there}
-        self._set([replace(e, own=self._is_own(e), verified=self._is_marked(e)) for e in series.entries])
+        entries = _in_order([_with_index(entry, before.get(entry.name)) for entry in series.entries])
+        self._set([replace(e, own=self._is_own(e), verified=self._is_marked(e)) for e in entries])
 
     def _is_own(self, entry: Entry) -> bool:
         return entry.index is not None and entry.index.run_id == self.run_id
 
     def _is_marked(self, entry: Entry) -> bool:
         mark = self._marks.get(entry.name)
-        if mark is None or entry.index is None or entry.status != "committed":
+        if mark is None or entry.index is None or entry.status not in ("committed", "unreadable"):
             return False
         same = (mark.sequence, mark.index_sha256) == (entry.index.sequence, entry.index.index_sha256)
-        return same and self.unchanged(entry.name)
+        return same and (self.unchanged(entry.name) or not stat_signature(entry.path))
 
     def _set(self, entries: Iterable[Entry]) -> None:
         """These are the entries now: work out the line, and who is on it."""
@@ -198,5 +218,25 @@ class RunView:
         self._by_snapshot = {
             (entry.index.client_id, entry.index.snapshot): entry.name
             for entry in placed
-            if entry.own and entry.index is not None and entry.status == "committed"
+            if entry.own and entry.index is not None and entry.status in ("committed", "unreadable")
         }
+
+
+def _with_index(now: Entry, before: Entry | None) -> Entry:
+    """A committed checkpoint never changes: one that can't be read now still is what it was."""
+    if now.status != "unreadable" or now.index is not None or before is None or before.index is None:
+        return now
+    status = now.status if before.status == "committed" else before.status
+    return replace(now, index=before.index, status=status, on_line=before.on_line)
+
+
+def _in_order(entries: list[Entry]) -> list[Entry]:
+    """As they are, with those whose index was known where their sequence puts them."""
+    if all(entry.index is None or entry.status != "unreadable" for entry in entries):
+        return entries
+    last = -1
+    keyed: list[tuple[int, int, Entry]] = []
+    for entry in entries:
+        last = entry.sequence if entry.sequence is not None else last
+        keyed.append((last, len(keyed), entry))
+    return [entry for _, _, entry in sorted(keyed, key=lambda key: key[:2])]

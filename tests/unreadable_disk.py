@@ -1,0 +1,29 @@
+"""A disk whose files can't be read for a while: reading what lies under a folder fails with an errno."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@contextmanager
+def unreadable(errno: int, below: Path, *, name: str = "index.json") -> Iterator[None]:
+    """Opening the files `name` (also relative to an open folder) below this folder fails with errno."""
+    real = os.open
+
+    def failing(path: Any, flags: int, *args: Any, dir_fd: int | None = None, **more: Any) -> int:
+        folder = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
+        whole = Path(folder, os.fsdecode(path)) if not isinstance(path, int) else Path()
+        reads = flags & os.O_ACCMODE == os.O_RDONLY
+        if reads and whole.name == name and below in (whole.parent, *whole.parents):
+            raise OSError(errno, os.strerror(errno), str(path))
+        return real(path, flags, *args, dir_fd=dir_fd, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "open", failing)
+        yield
