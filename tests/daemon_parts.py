@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ckptd.disk import slot_folder
 from ckptd.disk.rootdir import DaemonRecord, Root, process_started
 from ckptd.errors import CkptdError
 from ckptd.link import wire
@@ -86,7 +87,7 @@ class Places:
         self.env = {"CKPTD_RUNTIME_DIR": str(self.runtime), "CKPTD_SHM_DIR": str(self.shm)}
 
     def slots(self) -> list[Path]:
-        return sorted(path for path in self.shm.rglob("*") if not path.is_dir())
+        return sorted(p for p in self.shm.rglob("*") if not p.is_dir() and p.name != slot_folder.RECORD)
 
     def sockets(self) -> list[Path]:
         return sorted(self.runtime.iterdir())

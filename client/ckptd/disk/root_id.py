@@ -12,6 +12,7 @@ from typing import Final
 
 from ckptd.disk import durable
 from ckptd.disk.folder_files import open_folder, read_small_file
+from ckptd.disk.slot_folder import recorded_ids
 from ckptd.errors import CorruptCheckpoint
 from ckptd.format.strict_json import canonical, parse
 from ckptd.limits import KIB
@@ -43,20 +44,26 @@ def read_id(root: Path, service: Path) -> str | None:
     return root_id if (obj["dev"], obj["ino"]) == (found.st_dev, found.st_ino) else None
 
 
-def read_or_make_id(root: Path, service: Path) -> str:
-    """The stored id, or a new one, stored durably.
+def read_or_make_id(root: Path, service: Path, shm_parent: Path) -> str:
+    """The stored id, or the one that slots of this very root were made under, or a new one; stored durably.
 
     Raises:
-        OSError: It can't be stored.
+        OSError: It can't be stored, or what lies in shm_parent can't be read.
     """
     if root_id := read_id(root, service):
         return root_id
     with _locked(service):  # a client and its daemon may open a fresh root at the same moment
         if root_id := read_id(root, service):
             return root_id
-        root_id = secrets.token_hex(16)
+        root_id = _lost_id(root, service, shm_parent) or secrets.token_hex(16)
         _write(root, service, root_id)
         return root_id
+
+
+def _lost_id(root: Path, service: Path, shm_parent: Path) -> str | None:
+    """The id this root had. A fresh folder had none: it may have the inode of one that was deleted."""
+    used = any(name != service.name for name in os.listdir(root)) or os.listdir(service)
+    return next(iter(recorded_ids(shm_parent, root)), None) if used else None
 
 
 def restore_id(root: Path, service: Path, root_id: str) -> bool:

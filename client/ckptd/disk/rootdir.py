@@ -1,7 +1,8 @@
 """The root: the folder that holds the runs, and the private folders that belong to it elsewhere.
 
 Slots and sockets are found by an id that is stored in the root and bound to its device and inode: a root that
-was moved keeps its id, a root that was copied gets another, so that two never share a slot or a socket.
+was moved keeps its id, a root that was copied gets another, so that two never share a slot or a socket. When
+the stored id is lost, the slots lead back to it: see ckptd.disk.slot_folder.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 from ckptd.disk import durable
 from ckptd.disk.daemon_record import DaemonRecord, own_start, process_started
 from ckptd.disk.root_id import read_id, read_or_make_id
+from ckptd.disk.slot_folder import slot_folder_name
 from ckptd.errors import BadRoot
 from ckptd.names import SERVICE_DIR, check_run_name
 
@@ -53,7 +55,7 @@ class Root:
         service = resolved / SERVICE_DIR
         try:
             _make_service_dir(service)
-            return cls(resolved, read_or_make_id(resolved, service))
+            return cls(resolved, read_or_make_id(resolved, service, _shm_parent()))
         except OSError as error:
             raise BadRoot(
                 "the root can't be written to",
@@ -88,7 +90,7 @@ class Root:
     @property
     def slot_path(self) -> Path:
         """The folder of this root's slots; may not exist."""
-        return _shm_parent() / f"ckptd-{os.geteuid()}-{self._needed_id()}"
+        return _shm_parent() / slot_folder_name(self._needed_id())
 
     def slot_dir(self) -> Path:
         """The folder of this root's slots, made when missing, and checked.

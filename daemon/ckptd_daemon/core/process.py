@@ -17,6 +17,7 @@ from typing import Final, NoReturn
 from ckptd import __version__
 from ckptd.disk.lock import RootLock
 from ckptd.disk.rootdir import DaemonRecord, Root, own_start
+from ckptd.disk.slot_folder import record_root
 from ckptd.errors import InvalidArgument
 from ckptd.names import check_run_name
 from ckptd_daemon.core import recovery
@@ -119,6 +120,13 @@ def _policies(root: Root, settings: DaemonSettings) -> Settings:
     return policies
 
 
+def _record_root(folder: Path, root: Root) -> None:
+    try:
+        record_root(folder, root.path)
+    except OSError as error:  # it only matters should the root's id be lost
+        log.warning("slots.root_not_recorded folder=%s error=%s", folder, error)
+
+
 class Daemon:
     """The parts of one daemon, put together. Its root's lock is held from before until after."""
 
@@ -132,6 +140,7 @@ class Daemon:
         self._maker = Worker("ckptd-slots")
         self._disk = Disk(root, policies)
         self._pool = SlotPool(root.slot_dir())
+        _record_root(self._pool.folder, root)
         pid, pid_started = own_start()
         self._socket_path = root.new_socket_path()
         self._record = DaemonRecord(

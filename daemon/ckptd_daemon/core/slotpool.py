@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+from ckptd.disk.slot_folder import remove_slot_folder
 from ckptd.errors import CkptdError, ProtocolError
 from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.snapshot.slots import Slot, SlotHeader, SlotState
@@ -20,6 +21,7 @@ from ckptd_daemon.core.room import Room, check_room, rooms_for
 log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"slot-([0-9a-f]{32})-([0-9]{1,9})-[0-9a-f]{8}", re.ASCII)
+_ZEROS: Final = bytes(1024 * 1024)
 
 
 class SlotPool:
@@ -134,7 +136,7 @@ class SlotPool:
             slot.close()
         self._slots.clear()
         with contextlib.suppress(OSError):  # not empty: somebody still needs what is in it
-            self.folder.rmdir()
+            remove_slot_folder(self.folder)
 
 
 def _opened(path: Path, client_id: str) -> tuple[Slot, SlotHeader]:
@@ -152,7 +154,8 @@ def _opened(path: Path, client_id: str) -> tuple[Slot, SlotHeader]:
 def _may_hold(path: Path) -> bool:
     """Whether a slot that can't be used may hold what somebody sealed: it is kept then, for a person to look at.
 
-    A header that is lost proves nothing of the data behind it. A whole one that says free or filling does.
+    A header that is lost proves nothing of the data behind it, unless nothing was ever written. A whole one that
+    says free or filling does.
     """
     try:
         found = path.lstat()
@@ -160,12 +163,23 @@ def _may_hold(path: Path) -> bool:
             return False
         if found.st_size < 2 * PAGE_ALIGNMENT or found.st_size % PAGE_ALIGNMENT:
             return False
+        if _is_blank(path):
+            return False
         slot = Slot.open(path)
     except (OSError, CkptdError):
         return True
     header = header_of(slot)
     slot.close()
     return header is None or holds_snapshot(header)
+
+
+def _is_blank(path: Path) -> bool:
+    """Whether there are only zeros in it: its maker was killed before it wrote a header. A snapshot has others."""
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(len(_ZEROS)):
+            if chunk != _ZEROS[: len(chunk)]:
+                return False
+    return True
 
 
 def _drop(path: Path, reason: CkptdError) -> None:
