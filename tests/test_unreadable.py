@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +17,7 @@ from ckptd.names import DECISIONS_DIR, INDEX_FILE
 from ckptd_daemon.series.policy import RetentionPolicy
 from made_series import Made, flip_byte
 from snapshots import Writer
-from unreadable_disk import unreadable
+from unreadable_disk import descriptors_left, unreadable
 
 MEDIUM = [errno.EIO, errno.ESTALE, errno.EBADMSG]
 MACHINE = [errno.EMFILE, errno.ENFILE, errno.ENOMEM]
@@ -42,27 +39,6 @@ def writer(tmp_path: Path) -> Writer:
     for step in (1, 2, 3):
         writer.commit(step)
     return writer
-
-
-@contextmanager
-def descriptors_left(count: int) -> Iterator[None]:
-    """This process can open so many files more."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = []
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
-    try:
-        while True:
-            try:
-                held.append(os.open("/dev/null", os.O_RDONLY))
-            except OSError:
-                break
-        for _ in range(count):
-            os.close(held.pop())
-        yield
-    finally:
-        for fd in held:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 # --- what an entry is called ----------------------------------------------------------------------

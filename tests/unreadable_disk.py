@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,3 +28,24 @@ def unreadable(errno: int, below: Path, *, name: str = "index.json") -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "open", failing)
         yield
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """This process can open so many files more."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        while True:
+            try:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+            except OSError:
+                break
+        for _ in range(count):
+            os.close(held.pop())
+        yield
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

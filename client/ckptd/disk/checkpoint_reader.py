@@ -2,7 +2,7 @@
 
 Nothing is handed out before the whole file it comes from has the committed hash. Files are opened relative to
 the open folder, so a rename or deletion during the read changes nothing: either all could be opened, or the
-checkpoint is gone.
+checkpoint is gone. Of a checkpoint of very many files each is opened only while it is read.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import errno
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
+from ckptd.disk.entry import read_failed
 from ckptd.disk.folder_files import open_file, open_folder
 from ckptd.errors import CheckpointGone, CkptdError, CorruptCheckpoint
 from ckptd.format.records import CheckpointIndex, read_index
@@ -25,8 +26,8 @@ from ckptd.names import META_FILE, TABLE_FILE
 _CHUNK_BYTES: Final = 4 * MIB
 #: Ranges from this size on are read straight into place; smaller ones are cut out of a chunk.
 _IN_PLACE_FROM_BYTES: Final = 1 * MIB
-#: Errors of this process or its rights; they say nothing about the bytes.
-_NOT_ITS_FAULT: Final = frozenset({errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+#: With more files than this each is opened when it is read: a process has few descriptors, and needs some.
+_OPEN_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class CheckpointReader:
         Raises:
             CheckpointGone: It isn't there, or was deleted meanwhile.
             CorruptCheckpoint, UnknownSchema: Its index can't be trusted, or a file is missing or of another size.
+            ReadFailed: It can't be read now: an I/O error, no permission, no descriptors.
         """
         self.path = os.path.realpath(path)
         self._stack = ExitStack()
@@ -67,12 +69,11 @@ class CheckpointReader:
             self._fds: dict[str, int] = {}
             self._wanted = _wanted_files(self.index, None if only is None else set(only))
             for name, (size, _) in self._wanted.items():
-                self._fds[name] = self._open(name)
                 # Now, before anybody takes as much memory as the index says.
-                self._check_size(name, os.fstat(self._fds[name]).st_size, size)
+                self._check_size(name, self._size(name), size)
         except OSError as error:
             self.close()
-            raise self._unreadable(error) from error
+            raise self._not_read(error) from error
         except BaseException:
             self.close()
             raise
@@ -115,20 +116,22 @@ class CheckpointReader:
 
         Raises:
             CorruptCheckpoint: Its size or hash is not the committed one; what was read must not be used.
+            ReadFailed: It can't be read now; neither must that.
         """
         size, wanted = self._wanted[name]
-        fd = self._fds[name]
+        digest = hashlib.sha256()
         try:
-            self._check_size(name, os.fstat(fd).st_size, size)
-            digest = hashlib.sha256()
-            for block in _blocks(spans, size):
-                for chunk in _read_block(fd, block):
-                    digest.update(chunk)
-        except EOFError as error:
-            self._check_size(name, os.fstat(fd).st_size, size)
-            raise CorruptCheckpoint("the file ended early", where=f"{self.path}/{name}") from error
+            with self._opened(name) as fd:
+                self._check_size(name, os.fstat(fd).st_size, size)
+                try:
+                    for block in _blocks(spans, size):
+                        for chunk in _read_block(fd, block):
+                            digest.update(chunk)
+                except EOFError as error:
+                    self._check_size(name, os.fstat(fd).st_size, size)
+                    raise CorruptCheckpoint("the file ended early", where=f"{self.path}/{name}") from error
         except OSError as error:
-            raise self._unreadable(error, name) from error
+            raise self._not_read(error, name) from error
         if digest.hexdigest() != wanted:
             raise CorruptCheckpoint(
                 "the sha256 differs from what index.json says",
@@ -154,13 +157,37 @@ class CheckpointReader:
         self._stack.callback(os.close, fd)
         return fd
 
+    def _size(self, name: str) -> int:
+        """The size of a file, which stays open if there are few of them."""
+        fd = self._open(name)
+        try:
+            size = os.fstat(fd).st_size
+        except OSError:
+            os.close(fd)
+            raise
+        if len(self._wanted) <= _OPEN_AT_ONCE:
+            self._fds[name] = fd
+            self._stack.callback(os.close, fd)
+        else:
+            os.close(fd)
+        return size
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        if name in self._fds:
+            yield self._fds[name]
+            return
+        fd = self._open(name)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
     def _open(self, name: str) -> int:
         try:
-            fd = open_file(self._folder, name, f"{self.path}/{name}")
+            return open_file(self._folder, name, f"{self.path}/{name}")
         except FileNotFoundError as error:
             raise self._missing(name) from error
-        self._stack.callback(os.close, fd)
-        return fd
 
     def _missing(self, name: str) -> CorruptCheckpoint | CheckpointGone:
         """A file that isn't there is damage, unless the whole checkpoint is on its way out."""
@@ -177,13 +204,11 @@ class CheckpointReader:
             "there is no checkpoint (any more)", where=self.path, todo="ask for the latest again"
         )
 
-    def _unreadable(self, error: OSError, name: str = "") -> CkptdError:
-        if error.errno == errno.ESTALE:
-            return self._gone()
-        where = f"{self.path}/{name}" if name else str(error.filename or self.path)
-        if error.errno in _NOT_ITS_FAULT:
-            return CkptdError("can't be opened", where=where, seen=error.strerror or str(error))
-        return CorruptCheckpoint("can't be read", where=where, seen=error.strerror or str(error))
+    def _not_read(self, error: OSError, name: str = "") -> CkptdError:
+        where = f"{self.path}/{name}" if name else self.path
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            return CorruptCheckpoint("a link or a file, not a folder", where=where)
+        return read_failed(error, where)
 
 
 def _wanted_files(index: CheckpointIndex, only: set[str] | None) -> dict[str, tuple[int, str]]:
