@@ -19,7 +19,7 @@ import errno, fnmatch, os, sys, time
 from pathlib import Path
 from ckptd_daemon.__main__ import main
 
-orders, write, mkdir = Path(sys.argv.pop(1)), os.write, os.mkdir
+orders, write, mkdir, opens = Path(sys.argv.pop(1)), os.write, os.mkdir, os.open
 
 def obey(call, path):
     while True:
@@ -43,7 +43,13 @@ def obedient_mkdir(path, *more, **options):
     obey("mkdir", os.fspath(path))
     return mkdir(path, *more, **options)
 
-os.write, os.mkdir = obedient_write, obedient_mkdir
+def obedient_open(path, flags, *more, dir_fd=None, **options):
+    if flags & os.O_ACCMODE == os.O_RDONLY:
+        folder = "" if dir_fd is None else os.readlink(f"/proc/self/fd/{dir_fd}")
+        obey("read", os.path.join(folder, os.fspath(path)))
+    return opens(path, flags, *more, dir_fd=dir_fd, **options)
+
+os.write, os.mkdir, os.open = obedient_write, obedient_mkdir, obedient_open
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -55,7 +61,11 @@ class ObstructedDaemon:
         self.process, self._orders = process, orders
 
     def obstruct(self, call: str, path: str, how: str) -> None:
-        """From now on `call` ("write", "mkdir") of paths like `path` stalls ("stall") or fails (an errno)."""
+        """From now on `call` of paths like `path` stalls ("stall") or fails (an errno).
+
+        Args:
+            call: "write", "mkdir", or "read": opening to read.
+        """
         self.clear()
         draft = self._orders.with_name("draft")
         draft.write_text(f"{call} {path} {how}")
@@ -71,10 +81,15 @@ class ObstructedDaemon:
 
 
 @contextmanager
-def obstructed_daemon(root: Path, *flags: str) -> Iterator[ObstructedDaemon]:
-    """Serves `root`, as leader of its own process group; killed at the end if it is still there."""
+def obstructed_daemon(root: Path, *flags: str, first: str = "") -> Iterator[ObstructedDaemon]:
+    """Serves `root`, as leader of its own process group; killed at the end if it is still there.
+
+    `first`: an obstruction it begins with, "call path how".
+    """
     control = root.parent / f"{root.name}-orders"
-    control.mkdir()
+    control.mkdir(exist_ok=True)
+    if first:
+        (control / "orders").write_text(first)
     command = [sys.executable, "-c", _SCRIPT, str(control / "orders"), "--root", str(root), *flags]
     with hearing_ctrl_c():
         process = subprocess.Popen(command, start_new_session=True, env=os.environ)
