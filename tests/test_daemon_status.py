@@ -8,8 +8,8 @@ from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import NoSpace
 from ckptd.limits import MAX_MESSAGE_BYTES
 from ckptd.link import wire
+from ckptd_daemon.core.book import Book
 from ckptd_daemon.core.lifecycle import State
-from ckptd_daemon.core.pipeline import Book
 from ckptd_daemon.core.sessions import Sessions
 from ckptd_daemon.core.slotpool import SlotPool
 from ckptd_daemon.core.snapshots import Snapshot

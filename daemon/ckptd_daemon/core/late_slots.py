@@ -13,10 +13,10 @@ from typing import Final
 from ckptd.errors import CkptdError
 from ckptd.snapshot.slots import Slot, SlotHeader
 from ckptd_daemon.core import recovery
+from ckptd_daemon.core.book import Book
 from ckptd_daemon.core.clients import Clients
 from ckptd_daemon.core.disk import Disk, RunFacts
 from ckptd_daemon.core.lifecycle import UNWRITTEN, State
-from ckptd_daemon.core.pipeline import Book
 from ckptd_daemon.core.slotpool import SlotPool, adoption_order, header_of, holds_snapshot
 from ckptd_daemon.core.snapshots import Snapshot
 

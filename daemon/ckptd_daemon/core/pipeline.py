@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from ckptd.disk.verification import Report
@@ -21,10 +21,11 @@ from ckptd.errors import (
 )
 from ckptd.names import parse_step_folder
 from ckptd.snapshot.slots import Slot, SlotHeader
+from ckptd_daemon.core.book import Book
 from ckptd_daemon.core.disk import Disk, Judged, RunFacts, Written
 from ckptd_daemon.core.lifecycle import UNWRITTEN, Event, State
 from ckptd_daemon.core.slotpool import SlotPool
-from ckptd_daemon.core.snapshots import Ledger, Snapshot
+from ckptd_daemon.core.snapshots import Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,6 @@ ROOM_WAIT_S: Final = 10.0  #: for retention to free room; less when a verdict co
 MOST_ROOM_WAITS: Final = 2
 TIDY_EVERY_S: Final = 10.0
 _HOPELESS: Final = (ProtocolError, UnstorableState)  # the slot's content is to blame
-MOST_SEQUENCE: Final = 10**15  #: a slot that says more is lying
 _EVENTS: Final = {"verified": Event.PROVED, "corrupt": Event.FAULT_FOUND, "gone": Event.VANISHED}
 
 
@@ -49,24 +49,6 @@ class Listener(Protocol):
 
     def to_verify(self, run: str, name: str) -> None:
         """This checkpoint shall be re-read from the medium."""
-
-
-@dataclass
-class Book:
-    """One run, as the loop knows it."""
-
-    run_id: str
-    next_sequence: int
-    summary: Mapping[str, Any]
-    ledger: Ledger = field(default_factory=Ledger)
-    last_committed: Snapshot | None = None
-    failed: int = 0
-    last_failed: Snapshot | None = None
-
-    def take_sequence(self, given: int = 0) -> int:
-        sequence = given if 0 < given <= MOST_SEQUENCE else self.next_sequence
-        self.next_sequence = max(self.next_sequence, sequence + 1)
-        return sequence
 
 
 @dataclass(eq=False)

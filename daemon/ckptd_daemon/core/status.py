@@ -27,8 +27,8 @@ import msgspec
 
 from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.limits import MAX_MESSAGE_BYTES
+from ckptd_daemon.core.book import Book
 from ckptd_daemon.core.clients import Clients
-from ckptd_daemon.core.pipeline import Book
 from ckptd_daemon.core.sessions import Session
 from ckptd_daemon.core.slotpool import SlotPool, header_of
 from ckptd_daemon.core.snapshots import Snapshot

@@ -1,0 +1,29 @@
+"""One run, as the daemon's loop knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ckptd_daemon.core.snapshots import Ledger, Snapshot
+
+MOST_SEQUENCE: Final = 10**15  #: a slot that says more is lying
+
+
+@dataclass
+class Book:
+    """The sequences it gives, the snapshots it has, and what became of the newest ones."""
+
+    run_id: str
+    next_sequence: int
+    summary: Mapping[str, Any]
+    ledger: Ledger = field(default_factory=Ledger)
+    last_committed: Snapshot | None = None
+    failed: int = 0
+    last_failed: Snapshot | None = None
+
+    def take_sequence(self, given: int = 0) -> int:
+        sequence = given if 0 < given <= MOST_SEQUENCE else self.next_sequence
+        self.next_sequence = max(self.next_sequence, sequence + 1)
+        return sequence
