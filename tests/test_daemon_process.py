@@ -393,6 +393,26 @@ def test_trainer_and_daemon_killed_together_lose_nothing_that_was_sealed(
     eventually(lambda: not places.slots())
 
 
+def test_what_was_sealed_is_written_though_the_roots_id_was_lost_before_the_next_start(
+    places: Places, start: Start, connected: Connect
+) -> None:
+    daemon, client = start(), connected()
+    (slot, _) = client.reserve(1000)
+    daemon.kill()
+    client.seal(slot, 1, b"a" * 1000)
+    (places.root / ".ckptd" / "root.json").unlink()
+    again = start()
+    eventually(lambda: places.checkpoints() == ["step-000000001"])
+    assert len(places.sockets()) == 1
+    client.root = Root.for_reading(places.root)
+    client.reconnect()
+    client.attach()
+    client.detach()
+    again.send_signal(signal.SIGTERM)
+    assert again.wait() == 0
+    assert nothing_is_left(places) and list(places.shm.iterdir()) == []
+
+
 def test_the_slots_of_a_killed_trainer_are_freed_and_those_of_another_run_are_untouched(
     places: Places, start: Start, connected: Connect
 ) -> None:
