@@ -9,6 +9,7 @@ import pytest
 
 from ckptd.disk.decisions import read_decisions
 from ckptd.disk.series import read_series
+from fake_daemon import wait_until
 from obstructed_daemon import obstructed_daemon
 from test_field_obstruction import client_of, folders, latest, names, places, root, state_of
 
@@ -19,15 +20,21 @@ pytestmark = pytest.mark.slow
 ODD = "step-000000999"
 
 
+def log(root: Path) -> str:
+    return (root / ".ckptd" / "daemon.log").read_text()
+
+
 @pytest.mark.parametrize("error", ["EIO", "EMFILE"])
 def test_a_short_hiccup_of_the_disk_forks_nothing_and_costs_no_checkpoint(root: Path, error: str) -> None:
     """While the daemon can't read the indexes it lists the run anew, commits, verifies and would remove."""
     with obstructed_daemon(root, "--keep-last", "2") as daemon, client_of(root) as client:
         for step in (1, 2):
             client.snapshot(step, state_of(step)).wait("verified", timeout_s=30)
-        daemon.obstruct("read", "*/default/step-*/index.json", error)
+        daemon.obstruct("read", "*/step-00000000[1-4]/index.json", error)
         os.mkdir(root / "default" / ODD)  # somebody's: a name that makes the daemon read the run again
-        client.snapshot(3, state_of(3)).wait("committed", timeout_s=30)
+        third = client.snapshot(3, state_of(3))
+        third.wait("committed", timeout_s=30)
+        wait_until(lambda: client.status() and (third.has_reached("verified") or "not_applied" in log(root)))
         client.snapshot(4, state_of(4)).wait("committed", timeout_s=30)
         assert names(root) == [*folders(1, 2, 3, 4), ODD]
         daemon.clear()
