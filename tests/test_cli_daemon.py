@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import ckptd as library
+from ckptd.disk.rootdir import Root
 from live_daemon import ckptd, detached, end, files_below, foreground, record_of, wait_until
 from made_series import flip_byte
 from told_signals import stop
@@ -142,6 +143,20 @@ def test_status_says_what_the_scan_at_the_start_found(root: Path) -> None:
     with detached(root):
         said = ckptd("status", "--root", root).stdout
         assert "step-000000200" in said.splitlines()[-1].split("\t")[-1]
+
+
+def test_status_names_a_slot_that_may_hold_a_snapshot_and_cannot_be_read(root: Path) -> None:
+    slot = Root.open(root, create=True).slot_dir() / f"slot-{'ab' * 16}-0-00000000"
+    slot.write_bytes(b"x" * 8192)
+    slot.chmod(0o600)
+    with detached(root):
+        said = ckptd("status", "--root", root).stdout
+        (unread,) = json.loads(ckptd("status", "--json", "--root", root).stdout)["daemon"]["slots_unread"]
+        assert unread["name"] == slot.name and "no whole header" in unread["reason"]
+        assert f"slots\t{slot.name} can't be read, kept: " in said
+        ckptd("stop", "--root", root)
+    assert slot.exists()
+    slot.unlink()
 
 
 def test_policy_flags_are_written_and_hold_for_later_starts(root: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ckptd.errors import NoSpace
 from ckptd.snapshot import slot_header
 from ckptd.snapshot.slots import HEADER_BYTES, Slot, SlotState
 from ckptd_daemon.core import recovery
@@ -109,6 +110,15 @@ def test_an_older_one_is_written_after_all_when_the_newer_one_failed(start: Star
     start.begin(older)
     start.later()
     assert start.written == [2]
+
+
+def test_an_older_one_is_kept_while_nobody_knows_what_becomes_of_the_newer_one(start: Start) -> None:
+    older = start.sealed(A, 2)
+    start.sealed(A, 3)
+    start.desk.commit.errors = [NoSpace("full")]
+    start.begin(older)
+    start.later()
+    assert start.written == [] and older.header().state is SlotState.SEALED
 
 
 def test_what_a_new_client_saved_meanwhile_counts_as_newer(start: Start) -> None:

@@ -27,7 +27,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         output.emit_json("ckpt.v2-status", {key: value for key, value in data.items() if key != "schema"})
     else:
-        output.emit(_daemon_line(data.get("daemon")) + _verifier_line(data.get("verifier")))
+        output.emit(
+            _daemon_line(data.get("daemon"))
+            + _slots_line(data.get("daemon"))
+            + _verifier_line(data.get("verifier"))
+        )
         output.emit(output.table(_HEADERS, [_row(shown) for shown in data["runs"]]))
     if absent is not None:
         raise absent
@@ -72,6 +76,13 @@ def _daemon_line(daemon: dict[str, Any] | None) -> str:
     up = units.show_seconds(max(0.0, time.time() - float(daemon["started_at"])))
     facts = [f"pid {daemon['pid']}", f"{daemon.get('state')} for {up}", f"ckptd {daemon['version']}"]
     return _line("daemon", [*facts, str(daemon["endpoint"])])
+
+
+def _slots_line(daemon: dict[str, Any] | None) -> str:
+    """Slots that may hold a snapshot and can't be read; nothing when there are none."""
+    unread = (daemon or {}).get("slots_unread") or []
+    facts = [f"{slot.get('name')} can't be read, kept: {slot.get('reason')}" for slot in unread]
+    return _line("slots", facts) if facts else ""
 
 
 def _verifier_line(verifier: dict[str, Any] | None) -> str:
