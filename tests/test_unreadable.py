@@ -9,13 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from ckptd.disk.commit import Committed
 from ckptd.disk.decisions import read_decisions
 from ckptd.disk.series import checkpoints, latest_valid, read_series, runs
 from ckptd.disk.verification import check
-from ckptd.errors import NoValidCheckpoint, ReadFailed, SaveFailed
+from ckptd.errors import NoValidCheckpoint, OutcomeUnknown, ReadFailed, SaveFailed
 from ckptd.names import DECISIONS_DIR, INDEX_FILE
+from ckptd.snapshot.slot_header import SlotHeader, SlotState
+from ckptd_daemon.core.disk import Disk
+from ckptd_daemon.series.catalogue import Catalogue
 from ckptd_daemon.series.policy import RetentionPolicy
-from made_series import Made, flip_byte
+from ckptd_daemon.series.settings_file import Settings
+from made_series import Made, descriptor, flip_byte
 from snapshots import Writer
 from unreadable_disk import descriptors_left, unreadable
 
@@ -257,3 +262,23 @@ def test_a_copied_index_is_reported_corrupt_and_its_folder_left_in_place(made: M
     made.reopen()
     assert made.verify("step-000000003") == "corrupt"
     assert "step-000000003" in made.names
+
+
+# --- an outcome that isn't known ------------------------------------------------------------------
+
+
+def test_an_unknown_outcome_stays_unknown_though_the_run_cannot_be_read_either(made: Made) -> None:
+    def commit(*_: object) -> Committed:
+        raise OutcomeUnknown("the folder's sync failed")
+
+    class Unreadable(Catalogue):
+        def rescan(self) -> list[str]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    catalogue = Unreadable(made.root, "r")
+    catalogue.open()
+    disk = Disk(made.root, Settings(), commit=commit)
+    snap = descriptor(4, 4)
+    header = SlotHeader(state=SlotState.SEALED, client_id=snap.client_id, run="r", snapshot=4, data_bytes=64)
+    with pytest.raises(OutcomeUnknown):
+        disk._write(catalogue, header, snap, memoryview(bytearray(64)), 4)

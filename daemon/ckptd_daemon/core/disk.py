@@ -6,6 +6,7 @@ a position is decided on the series as it is, and a slot is free before anything
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -198,7 +199,8 @@ class Disk:
         try:
             committed = self._commit(self.root.run_dir(header.run), descriptor, view, position)
         except OutcomeUnknown:
-            catalogue.rescan()  # what is on disk decides
+            with contextlib.suppress(OSError):  # else it stays unknown
+                catalogue.rescan()  # what is on disk decides
             raise
         finally:
             view.release()
