@@ -219,7 +219,8 @@ def test_queries_beside_a_living_daemon_change_nothing(root: Path) -> None:
 def test_interrupting_the_foreground_writes_what_was_accepted(root: Path) -> None:
     with foreground(root, "--grace", "0") as process:
         client = library.Client(root=root, daemon="attach", close_timeout_s=1)
-        client.snapshot(1, {"model": {"w": torch.zeros(1_000_000)}})
+        ticket = client.snapshot(1, {"model": {"w": torch.zeros(1_000_000)}})
+        wait_until(lambda: ticket.state != "unknown" and ticket.sequence is not None)  # accepted
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         assert ckptd("latest", "--root", root).stdout == f"{root}/default/step-000000001\n"
