@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ckptd.errors import InvalidArgument
-from ckptd_daemon.series.policy import RetentionPolicy, parse_bytes, parse_duration_s, parse_monitor
+from ckptd_daemon.series.policy import RetentionPolicy, parse_duration_s, parse_monitor
 
 
 def test_the_default_keeps_the_last_five() -> None:
@@ -51,16 +51,7 @@ def test_durations(text: str, seconds: float) -> None:
     assert parse_duration_s(text) == seconds
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("512", 512), ("5GB", 5 * 10**9), ("5GiB", 5 * 2**30), ("1.5 tb", 1_500_000_000_000), ("10kB", 10_000)],
-)
-def test_sizes(text: str, expected: int) -> None:
-    assert parse_bytes(text) == expected
-
-
 @pytest.mark.parametrize("text", ["", "h", "-5", "5 parsecs", "nan", "inf", "1e3", "5GB5", "٣s"])
 def test_nonsense_quantities_are_refused(text: str) -> None:
-    for parse in (parse_duration_s, parse_bytes):
-        with pytest.raises(InvalidArgument):
-            parse(text, where="--x")
+    with pytest.raises(InvalidArgument):
+        parse_duration_s(text, where="--x")

@@ -6,8 +6,9 @@ said. The live state is touched only by a checkpoint that was read whole and fit
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, Iterable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from ckptd.disk.rootdir import Root
 from ckptd.disk.series import Entry, PassedOver, Series, candidates, read_series
 from ckptd.errors import (
     CheckpointGone,
+    CkptdError,
     CorruptCheckpoint,
     InvalidArgument,
     NothingThere,
@@ -90,50 +92,68 @@ def _restore_run(
         CheckpointGone: Retention took each one while it was read, several times over. The state is untouched.
         StateMismatch: The checkpoint is whole and doesn't fit the state, which is untouched.
     """
-    passed: dict[str, PassedOver] = {}
-    unread = bad = False
+    run_dir, search = root.run_dir(run), _Search(only)
     for _ in range(_LISTINGS):
-        with reading(root.run_dir(run)):
+        with reading(run_dir):
             series = read_series(root, run)
-        chosen = candidates(series) if step is None else _of_step(series, check_step(step))
-        if not chosen and step is None:
-            if not series.entries:
-                break
-            raise RestoreFailed(
-                "all checkpoints are abandoned", where=str(root.run_dir(run)),
-                todo="look with: ckptd list; restore one of them with step= or source=",
-            )  # fmt: skip
-        gone = False
+        chosen = _of_line(series) if step is None else _of_step(series, check_step(step))
+        with contextlib.suppress(CheckpointGone):  # retention took it meanwhile: list the run again
+            found = search.first_whole(chosen)
+            if found is not None:
+                entry, loaded = found
+                return _apply(state, loaded, entry.path, run_id, only, strict, tuple(search.passed.values()))
+            if step is None and not search.passed:
+                return None
+            raise search.failure(run_dir)
+    raise CheckpointGone("checkpoints keep vanishing while they are read", where=str(run_dir))
+
+
+class _Search:
+    """Looks for the first of some checkpoints that is read whole.
+
+    Attributes:
+        passed: Those that were not, by name, each with its reason.
+    """
+
+    def __init__(self, only: Collection[str] | None) -> None:
+        self._only = only
+        self._corrupt = False
+        self.passed: dict[str, PassedOver] = {}
+
+    def first_whole(self, chosen: Iterable[Entry]) -> tuple[Entry, Loaded] | None:
+        """It, loaded and checked, or None. Raises CheckpointGone, and ReadFailed where all others would fail alike."""
         for entry in chosen:
             try:
-                loaded = _load(entry, only)
-            except CheckpointGone:
-                gone = True
-                break
+                return entry, _load(entry, self._only)
             except ReadFailed as error:
                 if error.errno in MACHINE_ERRORS:
-                    raise  # all others would fail alike
-                _pass_over(entry, entry.reason or str(error), passed)
-                unread = True
+                    raise
+                _pass_over(entry, entry.reason or str(error), self.passed)
             except CorruptCheckpoint as error:
-                _pass_over(entry, str(error), passed)
-                bad = True
-            else:
-                return _apply(state, loaded, entry.path, run_id, only, strict, tuple(passed.values()))
-        if not gone:
-            break
-    else:
-        raise CheckpointGone("checkpoints keep vanishing while they are read", where=str(root.run_dir(run)))
-    if not passed and step is None:
+                _pass_over(entry, str(error), self.passed)
+                self._corrupt = True
         return None
-    seen = "; ".join(f"{one.name}: {one.reason}" for one in passed.values())
-    if unread and not bad:
-        raise none_readable(root.run_dir(run), seen)
-    raise RestoreFailed(
-        "no checkpoint could be restored", where=str(root.run_dir(run)),
-        seen=seen,
-        todo="look with: ckptd list; restore another one with step= or source=",
-    )  # fmt: skip
+
+    def failure(self, run_dir: Path) -> CkptdError:
+        """Why there is nothing to restore, all having been passed over."""
+        seen = "; ".join(f"{one.name}: {one.reason}" for one in self.passed.values())
+        if not self._corrupt:
+            return none_readable(run_dir, seen)
+        return RestoreFailed(
+            "no checkpoint could be restored", where=str(run_dir), seen=seen,
+            todo="look with: ckptd list; restore another one with step= or source=",
+        )  # fmt: skip
+
+
+def _of_line(series: Series) -> list[Entry]:
+    """What a restore looks through, newest first. A run with nothing but abandoned ones is no fresh start."""
+    chosen = candidates(series)
+    if series.entries and not chosen:
+        raise RestoreFailed(
+            "all checkpoints are abandoned", where=str(series.run_dir),
+            todo="look with: ckptd list; restore one of them with step= or source=",
+        )  # fmt: skip
+    return chosen
 
 
 def _restore_from(

@@ -14,10 +14,6 @@ from ckptd.errors import InvalidArgument
 Mode = Literal["min", "max"]
 
 _SECONDS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-_BYTES: Final = {
-    "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-}  # fmt: skip
 _QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 MAX_KEPT: Final = 10**9
 
@@ -89,20 +85,6 @@ def parse_duration_s(text: str, *, where: str = "duration") -> float:
             "not a duration", where=where, seen=repr(text), wanted="a unit out of s, m, h, d"
         )
     return number * _SECONDS[unit]
-
-
-def parse_bytes(text: str, *, where: str = "size") -> int:
-    """Bytes from "5GB" (10**9), "5GiB" (2**30), "512" or "1.5 TB".
-
-    Raises:
-        InvalidArgument: Anything else.
-    """
-    number, unit = _quantity(text, where, "a size such as 500MB, 5GB or 5GiB")
-    if unit not in _BYTES:
-        raise InvalidArgument(
-            "not a size", where=where, seen=repr(text), wanted="a unit such as MB, GB, GiB, TB"
-        )
-    return int(number * _BYTES[unit])
 
 
 def _quantity(text: str, where: str, wanted: str) -> tuple[float, str]:
