@@ -51,6 +51,26 @@ def test_the_two_commands_for_a_fresh_machine_are_there_and_ci_runs_them() -> No
         assert os.access(HERE / name, os.X_OK) and f"\n{name}\n" in ci + "\n"
 
 
+def test_every_file_the_map_names_is_there() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", (HERE / "ARCHITECTURE.md").read_text("utf-8"))
+    roots = [
+        HERE,
+        HERE / "client",
+        HERE / "client/ckptd",
+        HERE / "daemon/ckptd_daemon",
+        HERE / "client/ckptd/tensors",
+    ]
+    assert len(named) > 50
+    assert [
+        name
+        for name in named
+        if not any(
+            (root / name).is_file()
+            for root in [*roots, HERE / "client/ckptd/disk", HERE / "daemon/ckptd_daemon/verify"]
+        )
+    ] == []
+
+
 @pytest.mark.slow
 def test_every_ckptd_command_of_the_readme_works_in_its_order(places: Path, tmp_path: Path) -> None:
     typed = [words for words in commands(README) if words[0] == "ckptd"]
