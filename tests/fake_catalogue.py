@@ -15,6 +15,7 @@ class FakeCatalogue:
     def __init__(self, run: str, events: list[str]) -> None:
         self.run, self.run_id, self.highest_sequence = run, "f" * 32, 0
         self.names: dict[tuple[str, int], str] = {}
+        self.sequences: dict[str, int] = {}
         self.proved: set[str] = set()
         self.events = events
         self.verdict = "verified"
@@ -27,10 +28,14 @@ class FakeCatalogue:
 
     def added(self, committed: Any) -> None:
         self.names[committed.key] = committed.name
+        self.sequences[committed.name] = committed.sequence
         self.events.append(f"added {committed.name}")
 
-    def find(self, client_id: str, snapshot: int) -> str | None:
-        return self.names.get((client_id, snapshot))
+    def find(self, client_id: str, snapshot: int) -> Any:
+        name = self.names.get((client_id, snapshot))
+        if name is None:
+            return None
+        return SimpleNamespace(name=name, sequence=self.sequences.get(name, 0), verified=name in self.proved)
 
     def unverified(self) -> list[str]:
         return sorted(set(self.names.values()) - self.proved)
@@ -70,5 +75,9 @@ class FakeCommit:
         name = f"step-{descriptor.step:09d}"
         self.events.append(f"committed {descriptor.step}")
         return SimpleNamespace(
-            name=name, bytes=len(data), seconds=0.01, key=(descriptor.client_id, descriptor.snapshot)
+            name=name,
+            bytes=len(data),
+            seconds=0.01,
+            sequence=position,
+            key=(descriptor.client_id, descriptor.snapshot),
         )

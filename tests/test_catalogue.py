@@ -87,10 +87,10 @@ def test_snapshots_go_on_from_each_other_and_a_restored_client_from_what_it_rest
 
 def test_a_snapshot_is_found_by_client_and_number_until_it_is_damaged(made: Made) -> None:
     name = made.commit(1).name
-    assert made.catalogue.find(CLIENT, 1) == name
+    assert made.catalogue.find(CLIENT, 1).name == name
     assert made.catalogue.find(CLIENT, 2) is None
     made.reopen()
-    assert made.catalogue.find(CLIENT, 1) == name
+    assert made.catalogue.find(CLIENT, 1).name == name
     (made.dir / name / "ckpt.pt").unlink()
     made.reopen()
     assert (
@@ -242,7 +242,7 @@ def test_one_that_was_incomplete_and_is_whole_now_counts_again(made: Made) -> No
     shutil.move(made.dir / ".away", made.dir / name / "ckpt.pt")
     assert made.verify(name) == "verified"
     assert made.catalogue.summary()["problems"] == []
-    assert made.catalogue.find(CLIENT, 1) == name
+    assert made.catalogue.find(CLIENT, 1).name == name
 
 
 def test_quarantine_takes_only_what_says_it_is_this_runs_own(made: Made) -> None:

@@ -514,3 +514,17 @@ def test_a_run_with_only_abandoned_checkpoints_is_no_fresh_start(root: Path) -> 
         pytest.raises(RestoreFailed),
     ):
         client.restore(state)
+
+
+def test_a_snapshot_that_an_earlier_daemon_committed_keeps_its_sequence(root: Path) -> None:
+    with ckptd.Client(root) as client:
+        client.snapshot(1, {"a": torch.ones(10)}).wait()
+        ticket = client.snapshot(2, {"a": torch.ones(10)})
+        folder = root / "default" / "step-000000002"
+        slots = [Slot.open(path) for path in Path(os.environ["CKPTD_SHM_DIR"]).rglob("slot-*")]
+        wait_until(lambda: folder.is_dir() and all(slot.header().state == SlotState.FREE for slot in slots))
+        for slot in slots:
+            slot.close()
+        end_daemon(root)  # the notice is lost with it, and the next one has to look on disk
+        ticket.wait("verified", timeout_s=30)
+        assert ticket.sequence == read_index(folder).sequence == 2

@@ -152,7 +152,7 @@ def test_a_snapshot_committed_before_is_still_found_while_it_cannot_be_read(made
     client = read_series(made.root, "r").own[-1].client_id
     with unreadable(errno.EIO, made.dir):
         made.catalogue._view.rescan(always=True)
-        assert made.catalogue.find(client, 3) == "step-000000003"
+        assert made.catalogue.find(client, 3).name == "step-000000003"
 
 
 def test_a_start_that_can_read_nothing_opens_nothing(made: Made) -> None:

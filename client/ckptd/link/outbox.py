@@ -109,7 +109,8 @@ class Outbox:
             if folder is None or folder[0] != ticket.step:
                 log.warning("outbox.wrong_name snapshot=%d name=%r", notice.snapshot, notice.name)
                 return
-            ticket.path, ticket.sequence = self._run_dir / notice.name, notice.sequence
+            ticket.path = self._run_dir / notice.name
+            ticket.sequence = notice.sequence or ticket.sequence
             ticket.become("committed")
         if staged is not None:
             del self._staged[notice.snapshot]

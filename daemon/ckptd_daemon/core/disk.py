@@ -130,9 +130,9 @@ class Disk:
         _check_same(header, descriptor)
         self.worker.post(lambda: started(descriptor.step))
         catalogue = self._catalogue(header.run)
-        if (name := catalogue.find(header.client_id, header.snapshot)) is not None:
+        if (found := catalogue.find(header.client_id, header.snapshot)) is not None:
             _free(slot)
-            return Written(name=name, step=descriptor.step, nbytes=0, seconds=0.0, earlier=True)
+            return Written(name=found.name, step=descriptor.step, nbytes=0, seconds=0.0, earlier=True)
         slot.mark_writing(sequence)
         committed = self._write(catalogue, header, descriptor, slot.data, sequence)
         _free(slot)  # before the acknowledgement, and before anything could remove the checkpoint
@@ -157,11 +157,11 @@ class Disk:
         removed = catalogue.apply_retention(self._settings.policy_for(run)) if verdict == "verified" else []
         return Judged(verdict=verdict, removed=len(removed), summary=self.write_index(run))
 
-    def find(self, run: str, client_id: str, number: int) -> tuple[str, bool] | None:
-        """(name, verified) of the checkpoint that this snapshot became, or None."""
+    def find(self, run: str, client_id: str, number: int) -> tuple[str, int, bool] | None:
+        """(name, sequence, verified) of the checkpoint that this snapshot became, or None."""
         catalogue = self._catalogue(run)
-        name = catalogue.find(client_id, number)
-        return None if name is None else (name, name not in catalogue.unverified())
+        found = catalogue.find(client_id, number)
+        return None if found is None else (found.name, found.sequence or 0, found.verified)
 
     def tidy(self) -> None:
         """From the loop: have what failed writes left below the root removed, when there is something."""

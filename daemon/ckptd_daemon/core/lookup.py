@@ -28,10 +28,10 @@ class Lookup:
     def ask(self, run: str, client_id: str, number: int, then: Answer) -> None:
         """Ask the disk whether this snapshot was committed in this run, and remember it if so."""
 
-        def answer(found: tuple[str, bool] | Exception | None) -> None:
+        def answer(found: tuple[str, int, bool] | Exception | None) -> None:
             if isinstance(found, tuple):
-                name, verified = found
-                then(self._pipeline.remember(run, client_id, number, name, verified=verified))
+                name, sequence, verified = found
+                then(self._pipeline.remember(run, client_id, number, name, sequence, verified=verified))
             else:
                 then(None)
 

@@ -121,10 +121,12 @@ class Pipeline:
         self._queue(snapshot, slot)
         return snapshot
 
-    def remember(self, run: str, client_id: str, number: int, name: str, *, verified: bool) -> Snapshot:
+    def remember(
+        self, run: str, client_id: str, number: int, name: str, sequence: int, *, verified: bool
+    ) -> Snapshot:
         """Take in a snapshot that an earlier daemon committed."""
         step = (parse_step_folder(name) or (0, 0))[0]
-        snapshot = Snapshot(run, client_id, number, 0, None, State.COMMITTED, step, name)
+        snapshot = Snapshot(run, client_id, number, sequence, None, State.COMMITTED, step, name)
         if verified:
             snapshot.becomes(Event.PROVED)
         self.books[run].ledger.add(snapshot)

@@ -114,7 +114,7 @@ class Catalogue:
         self._view.read_decisions()  # it may have begun a line
         self._view.put(entry)
 
-    def find(self, client_id: str, snapshot: int) -> str | None:
+    def find(self, client_id: str, snapshot: int) -> Entry | None:
         """The checkpoint that this snapshot became, if it is here and seems whole."""
         return self._view.find(client_id, snapshot)
 

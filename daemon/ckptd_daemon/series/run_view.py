@@ -37,7 +37,7 @@ class RunView:
         self._failed_as: dict[str, str] = {}
         self.decisions_unread = ""
         self._moved: set[int] = set()
-        self._by_snapshot: dict[tuple[str, int], str] = {}
+        self._by_snapshot: dict[tuple[str, int], Entry] = {}
         cached = read_run_index(self.run_dir)
         self._marks = {mark.name: mark for mark in cached.marks} if cached is not None else {}
         self.series: Series = read_series(root, run)
@@ -144,7 +144,7 @@ class RunView:
         """Whether its folder can be listed now; else nothing can be said about its files."""
         return stat_signature(self.run_dir / name) != ""
 
-    def find(self, client_id: str, snapshot: int) -> str | None:
+    def find(self, client_id: str, snapshot: int) -> Entry | None:
         """The checkpoint of this snapshot, if it is here and seems whole."""
         return self._by_snapshot.get((client_id, snapshot))
 
@@ -216,7 +216,7 @@ class RunView:
             placed.append(entry if entry.on_line is on_line else replace(entry, on_line=on_line))
         self.series = replace(self.series, entries=tuple(placed), line=line)
         self._by_snapshot = {
-            (entry.index.client_id, entry.index.snapshot): entry.name
+            (entry.index.client_id, entry.index.snapshot): entry
             for entry in placed
             if entry.own and entry.index is not None and entry.status in ("committed", "unreadable")
         }
