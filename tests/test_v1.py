@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from ckptd.disk.verification import verify
 from ckptd.errors import CorruptCheckpoint, NothingThere, UnknownSchema
 from ckptd.tensors.v1 import load_v1, read_v1
 
@@ -150,8 +151,11 @@ def test_a_file_that_names_any_other_global_is_refused_and_runs_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_single(tmp_path / "old", extras=Runs())
-    with pytest.raises(CorruptCheckpoint, match=r"ckpt\.pt"):
+    with pytest.raises(
+        CorruptCheckpoint, match=r"ckpt\.pt: holds what only code could rebuild.*print"
+    ) as refused:
         load_v1(folder)
+    assert "weights_only" not in str(refused.value)
     assert capsys.readouterr().out == ""
 
 
@@ -243,3 +247,10 @@ def test_nothing_there_is_said_as_that(tmp_path: Path) -> None:
         load_v1(tmp_path)
     with pytest.raises(NothingThere):
         load_v1(tmp_path / "no-such-file.pt")
+
+
+def test_verify_says_of_a_single_file_that_it_is_unhashed_and_what_to_do(tmp_path: Path) -> None:
+    folder = write_single(tmp_path / "old")
+    for path in (folder, folder / "ckpt.pt"):
+        with pytest.raises(CorruptCheckpoint, match="unhashed: try ckptd migrate"):
+            verify(path)

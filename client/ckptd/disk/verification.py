@@ -26,8 +26,9 @@ from ckptd.errors import CheckpointGone, CorruptCheckpoint, UnknownSchema
 from ckptd.format.records import SCHEMA_V1, CheckpointIndex, read_index
 from ckptd.format.table_rows import faults_in_files, table_from_bytes
 from ckptd.limits import MAX_TABLE_BYTES
-from ckptd.names import INDEX_FILE, TABLE_FILE, parse_step_folder
+from ckptd.names import INDEX_FILE, SINGLE_FILE, TABLE_FILE, parse_step_folder
 
+_PERHAPS_V1: Final = " (a single file of format v1 is unhashed: try ckptd migrate)"
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 _STRENGTH: Final[dict[How, int]] = {"cached": 0, "dontneed": 1, "direct": 2}
 
@@ -136,7 +137,7 @@ class _Check:
         except FileNotFoundError:
             self._gone = True
         except NotADirectoryError:
-            self._fault("a link or a file, not a folder", "")
+            self._fault("a link or a file, not a folder" + _PERHAPS_V1, "")
         except OSError as error:
             self._unread = error
         else:
@@ -174,7 +175,9 @@ class _Check:
         try:
             return read_index(folder, where=str(self.path))
         except FileNotFoundError:
-            self._fault("is missing", INDEX_FILE)
+            # A single file of format v1 has neither; what it is, only torch could tell.
+            v1 = {SINGLE_FILE} == {SINGLE_FILE, TABLE_FILE} & set(os.listdir(folder))
+            self._fault("is missing" + (_PERHAPS_V1 if v1 else ""), INDEX_FILE)
         except UnknownSchema as error:
             if error.seen == repr(SCHEMA_V1):
                 self.errors += faults_v1(folder, self.path, uncached=self._uncached)

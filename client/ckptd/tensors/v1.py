@@ -36,6 +36,7 @@ INDEX: Final = "ckpt.v1-index"
 
 _REQUIRED: Final = ("optimizer", "scheduler", "state", "rng")
 _SHARD_FILE: Final = re.compile(r"model\.shard-[0-9]{3,6}\.pt", re.ASCII)
+_REFUSED_GLOBAL: Final = re.compile(r"(?:GLOBAL|Unsupported \w+) ([\w.]+)", re.ASCII)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 # Some files hold NumPy's key row as it came from get_state(): a uint32 array. Its pickle needs these names,
@@ -238,12 +239,25 @@ def _payload(data: bytes, where: str, schema: str, map_location: Any) -> dict[st
     except MemoryError:
         raise
     except Exception as error:  # torch raises its own, zipfile's, pickle's and struct's errors
-        text = str(error).strip().splitlines() or [type(error).__name__]
-        raise CorruptCheckpoint("can't be read as a torch file", where=where, seen=text[0][:200]) from error
+        raise _unreadable(error, where) from error
     seen = payload.get("schema") if isinstance(payload, dict) else None
     if not isinstance(payload, dict) or seen != schema:
         raise UnknownSchema("unknown schema", where=where, seen=repr(seen)[:80], wanted=schema)
     return payload
+
+
+def _unreadable(error: Exception, where: str) -> CorruptCheckpoint:
+    """In our words: torch's own text advises to load without weights_only, which would run what the file holds."""
+    if refused := _REFUSED_GLOBAL.search(str(error)):
+        return CorruptCheckpoint(
+            "holds what only code could rebuild, and none is run", where=where, seen=refused[1][:200],
+            todo="save it again without that object, where it was made",
+        )  # fmt: skip
+    text = str(error).strip().splitlines()
+    seen = text[0][:200] if text and "only load failed" not in text[0] else type(error).__name__
+    return CorruptCheckpoint(
+        "can't be read as a torch file", where=where, seen=seen, todo="take another copy of it"
+    )
 
 
 def _shard(data: bytes, where: str, map_location: Any) -> Mapping[str, Any]:
