@@ -65,3 +65,11 @@ def test_a_state_that_cant_be_stored_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UnstorableState):
         ckptd.save(tmp_path / "c", {"a": object()}, step=2)
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("below", ["x", "x/y"])
+def test_a_path_below_a_file_is_refused_as_such(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_bytes(b"mine")
+    with pytest.raises(InvalidArgument, match="a file, not a folder; pick another path"):
+        ckptd.save(tmp_path / "file" / below, {"a": 1}, step=2)
+    assert (tmp_path / "file").read_bytes() == b"mine" and os.listdir(tmp_path) == ["file"]

@@ -140,7 +140,7 @@ def write_checkpoint_folder(
         position: None for a run of its own.
 
     Raises:
-        InvalidArgument: path exists. Nothing was changed.
+        InvalidArgument: path exists, or a part of it is no folder. Nothing was changed.
         NoSpace, SaveFailed, OutcomeUnknown, UnstorableState: As for commit_snapshot.
     """
     position = position or Position.alone(uuid.uuid4().hex)
@@ -149,6 +149,10 @@ def write_checkpoint_folder(
         durable.make_dirs(path.parent)
         own_leftovers.remove(path.parent)
         taken = durable.is_taken(path)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InvalidArgument(
+            "a part of the path is a file, not a folder", where=str(path), todo="pick another path"
+        ) from error
     except OSError as error:
         raise _failure(error, path, descriptor.step) from error
     if taken:

@@ -29,9 +29,8 @@ from ckptd.errors import ReadFailed
 from ckptd.names import parse_step_folder
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd_daemon.series.policy import RetentionPolicy
-from ckptd_daemon.series.pruning import Removed, judged, prune
+from ckptd_daemon.series.pruning import Removed, prune
 from ckptd_daemon.series.quarantine import quarantine
-from ckptd_daemon.series.retention import Verdict
 from ckptd_daemon.series.run_view import RunView
 from ckptd_daemon.series.trash import Trash
 
@@ -167,10 +166,6 @@ class Catalogue:
         write_run_index(self.run_dir, self._view.run_index())
 
     # --- retention --------------------------------------------------------------------------------
-
-    def verdicts(self, policy: RetentionPolicy) -> list[Verdict]:
-        """What the policy says of each checkpoint now, with the reasons; changes nothing."""
-        return judged(self._view, policy)
 
     def apply_retention(self, policy: RetentionPolicy) -> list[Removed]:
         """Remove what the policy doesn't keep, if anything was committed since the start.
