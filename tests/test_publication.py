@@ -175,9 +175,11 @@ def test_a_daemon_whose_traces_were_removed_serves_old_and_new_clients_and_can_b
         case "socket":
             places.sockets()[0].unlink()
         case "runtime":
-            shutil.rmtree(places.sockets()[0].parent)
+            folder = places.sockets()[0].parent
+            shutil.rmtree(folder.rename(folder.with_name(folder.name + "-taken")))
         case ".ckptd":
-            shutil.rmtree(service)
+            # Taken away at once: the daemon puts files back while a tree is removed one by one.
+            shutil.rmtree(service.rename(service.parent.with_name("taken-away")))
         case name:
             (service / name).unlink()
 
