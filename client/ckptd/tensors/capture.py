@@ -12,6 +12,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy
@@ -25,6 +26,7 @@ from ckptd.snapshot.keypath import Path
 from ckptd.snapshot.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue
 from ckptd.tensors import tags
 from ckptd.tensors.copying import copy_tensors
+from ckptd.tensors.module_names import canonical_state_dict
 from ckptd.tensors.optim import moment_bytes_to_come, name_parameters, optimizer_to_plain
 from ckptd.tensors.rng import capture_rng_state
 from ckptd.tensors.tensor_rows import TensorRows
@@ -208,7 +210,9 @@ class _Walker:
         if isinstance(value, torch.optim.Optimizer):
             return self._store_optimizer(value, path)
         if has_state_dict(value):
-            return self.store(_state_dict_of(value, value.state_dict, path), path)
+            is_module = isinstance(value, torch.nn.Module)
+            call = partial(canonical_state_dict, value) if is_module else value.state_dict
+            return self.store(_state_dict_of(value, call, path), path)
         tagged = tags.encode(value, path, self.store)
         if tagged is None:
             raise UnstorableState(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ckptd.errors import UnstorableState
+from ckptd.tensors.module_names import named_parameters
 
 #: Key of the parameters' shapes in the stored form; torch's own state_dict() has none.
 SHAPES = "param_shapes"
@@ -34,7 +35,7 @@ def name_parameters(state: Mapping[Any, Any]) -> dict[int, str]:
 
 def _name_below(value: Any, prefix: str, names: dict[int, str], taken: set[str], seen: set[int]) -> None:
     if isinstance(value, torch.nn.Module):
-        for name, parameter in value.named_parameters():
+        for name, parameter in named_parameters(value):
             if id(parameter) not in names:
                 names[id(parameter)] = _unique(f"{prefix}{name}", taken)
         return

@@ -16,6 +16,7 @@ from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.generator_state import GENERATORS, kind_of, set_generator, skip_generator
+from ckptd.tensors.module_names import Canonical
 from ckptd.tensors.optim import is_torch_form, name_parameters
 from ckptd.tensors.optim_restore import match_optimizer, shorten
 from ckptd.tensors.tag_reader import GeneratorElsewhere
@@ -96,6 +97,7 @@ class Planner:
         if not isinstance(stored, Mapping):
             return self._wrong_kind(live, stored, path)
         wanted = live.state_dict()
+        stored = Canonical(live).back(stored, wanted)
         for name in wanted:
             if name not in stored:
                 self.missing_at((*path, name))
