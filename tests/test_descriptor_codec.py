@@ -24,8 +24,8 @@ from ckptd.snapshot.values import DeviceValue, DtypeValue, PackedNumbers, SizeVa
 from plain_state import of_rows
 
 #: Where these fields lie in the encoded array.
-FORMAT_AT, TENSORS_AT, ROWS_AT, OPS_AT = map(
-    descriptor_codec._Envelope.__struct_fields__.index, ("format", "tensors", "rows", "ops")
+FORMAT_AT, TENSORS_AT, ROWS_AT, OPS_AT, BEGINS_AT = map(
+    descriptor_codec._Envelope.__struct_fields__.index, ("format", "tensors", "rows", "ops", "begins_line")
 )
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -241,6 +241,7 @@ def test_paths_that_python_calls_equal_are_two_paths() -> None:
     [
         {"run": "../x"}, {"client_id": "0" * 31}, {"client_id": "G" * 32}, {"snapshot": 0}, {"step": -1},
         {"saved_at": math.nan}, {"saved_at": math.inf}, {"run_seconds": -1.0}, {"base_sequence": -1},
+        {"begins_line": True, "base_sequence": 3}, {"begins_line": True, "base_sequence": 0},
         {"base_snapshot": -1}, {"base_snapshot": 5, "snapshot": 5}, {"data_bytes": -1},
         {"data_bytes": 2**63}, {"metrics": {"a": 1}}, {"metrics": {1: 1.0}},
         {"metrics": {str(i): 0.0 for i in range(1001)}},
@@ -252,6 +253,35 @@ def test_paths_that_python_calls_equal_are_two_paths() -> None:
 def test_fields_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ProtocolError):
         decode(encode(replace(described(1), **changes)))
+
+
+def test_that_it_begins_a_line_comes_back() -> None:
+    assert decode(encode(described(1))).begins_line is False
+    assert decode(encode(replace(described(1), begins_line=True))).begins_line is True
+
+
+def test_what_an_earlier_version_sealed_begins_no_line() -> None:
+    fields = msgspec.msgpack.decode(encode(replace(described(1), base_sequence=4)))
+    fields[FORMAT_AT] = descriptor_codec.FORMAT_1
+    old = decode(msgspec.msgpack.encode(fields[:BEGINS_AT]))
+    assert (old.base_sequence, old.begins_line, old.state) == (4, False, {"x": 1})
+
+
+@pytest.mark.parametrize("value", [None, 0, 1, 2, "true", b"", [], [True]])
+def test_whether_it_begins_a_line_is_yes_or_no(value: Any) -> None:
+    fields = msgspec.msgpack.decode(encode(described(1)))
+    fields[BEGINS_AT] = value
+    with pytest.raises(ProtocolError):
+        decode(msgspec.msgpack.encode(fields))
+
+
+def test_a_format_with_the_fields_of_another_is_refused() -> None:
+    fields = msgspec.msgpack.decode(encode(described(1)))
+    with pytest.raises(ProtocolError, match="begins_line"):
+        decode(msgspec.msgpack.encode(fields[:BEGINS_AT]))
+    fields[FORMAT_AT] = descriptor_codec.FORMAT_1
+    with pytest.raises(ProtocolError, match="begins_line"):
+        decode(msgspec.msgpack.encode(fields))
 
 
 def test_a_row_that_nothing_refers_to_is_refused() -> None:
@@ -349,7 +379,7 @@ def fields_of(data: bytes) -> list[Any]:
 @pytest.mark.parametrize(
     ("at", "change"),
     [
-        (FORMAT_AT, lambda field: "ckptd.snapshot.descriptor-2"),
+        (FORMAT_AT, lambda field: "ckptd.snapshot.descriptor-3"),
         (TENSORS_AT, lambda field: field - 1),
         (TENSORS_AT, lambda field: field + 1),
         (ROWS_AT, lambda field: field + bytes(8)),

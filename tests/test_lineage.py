@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ckptd.disk.decisions import Fork
-from ckptd.disk.lineage import Position, line_of, next_position, place
+from ckptd.disk.lineage import Position, head_of, line_of, next_position, place
 from ckptd.format.records import CheckpointIndex, Lineage
 
 RUN_ID = "ab" * 16
@@ -29,13 +29,13 @@ def chain(*sequences: int, **more: Any) -> list[CheckpointIndex]:
 
 def following(
     own: list[CheckpointIndex], sequence: int, *, forks: tuple[Fork, ...] = (), base: int | None = None,
-    since: int = 0, known: set[int] | None = None,
+    since: int = 0, known: set[int] | None = None, begins: bool = False,
 ) -> Position:  # fmt: skip
     """Where client b's next snapshot goes."""
     seen = {each.sequence for each in own} | {fork.sequence for fork in forks} | (known or set())
     return next_position(
         own, forks, line_of(own, forks, (), ()), seen, run_id=RUN_ID, sequence=sequence, client_id="b" * 32,
-        base_sequence=base, base_snapshot=since,
+        base_sequence=base, base_snapshot=since, begins_line=begins,
     )  # fmt: skip
 
 
@@ -123,6 +123,37 @@ def test_a_foreign_checkpoint_that_was_restored_begins_a_line_of_this_run() -> N
     assert following([], 51, base=50).parent is None
 
 
+def test_a_warm_start_forks_from_nothing_in_a_run_that_has_checkpoints() -> None:
+    assert following(chain(1, 2, 3), 4, begins=True) == Position(RUN_ID, 4, None, ((4, 4),), forks=True)
+
+
+def test_a_warm_start_of_a_run_without_checkpoints_needs_no_fork() -> None:
+    assert following([], 1, begins=True) == Position(RUN_ID, 1, None, ((1, 1),), forks=False)
+
+
+def test_the_next_one_after_a_warm_start_goes_on_from_the_first_of_its_line() -> None:
+    own = [*chain(1, 2, 3), index(4, ((4, 4),), client="b")]
+    forks = (Fork(4, None, "step-000000400"),)
+    assert following(own, 5, forks=forks, begins=True) == Position(RUN_ID, 5, 4, ((4, 5),), forks=False)
+
+
+def test_a_client_that_starts_warm_in_the_middle_leaves_its_own_earlier_ones() -> None:
+    own = chain(1, 2, 3, client="b")
+    assert following(own, 4, since=1, begins=True) == Position(RUN_ID, 4, None, ((4, 4),), forks=True)
+
+
+def test_after_a_warm_start_a_client_that_restores_nothing_goes_on_from_it() -> None:
+    own = [*chain(1, 2, 3), index(4, ((4, 4),))]
+    position = following(own, 5, forks=(Fork(4, None, "step-000000400"),))
+    assert position == Position(RUN_ID, 5, 4, ((4, 5),), forks=False)
+
+
+def test_a_warm_start_can_be_left_for_the_line_before_it() -> None:
+    own = [*chain(1, 2, 3), index(4, ((4, 4),))]
+    position = following(own, 5, forks=(Fork(4, None, "step-000000400"),), base=3)
+    assert position == Position(RUN_ID, 5, 3, ((1, 3), (5, 5)), forks=True)
+
+
 def test_a_retry_under_the_same_sequence_gets_the_same_place() -> None:
     own = chain(*range(1, 8))
     first = following(own, 8, base=3)
@@ -177,3 +208,11 @@ def test_forks_on_forks_fall_back_along_theirs() -> None:
 
 def test_a_line_that_began_from_nothing_has_nothing_else_on_it() -> None:
     assert on(chain(1, 2), (Fork(5, None, "step-000000500"),), moved=(5,), upto=7) == [5, 6]
+
+
+def test_the_head_is_the_newest_of_the_line_and_none_without_one() -> None:
+    own = [*chain(*range(1, 8)), index(8, ((1, 3), (8, 8)))]
+    forks = (Fork(8, 3, "step-000000400"),)
+    assert head_of(own, line_of(own, forks, (), ())) is own[-1]
+    assert head_of(own[:-1], line_of(own[:-1], forks, (8,), ())) is own[2]
+    assert head_of(chain(1, 2), line_of(chain(1, 2), (Fork(5, None, "step-5"),), (5,), ())) is None

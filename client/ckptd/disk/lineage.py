@@ -7,7 +7,9 @@ What must stay true:
   is on disk (in the run, trash or quarantine). So a head that fails, even the first of its line, falls back
   along its own line, and never to one that was abandoned; a fork whose commit never happened changes nothing.
 - Whoever commits after a fork that never happened records a fork of its own, which is newer and so counts.
-- Restoring alone moves nothing, and restoring nothing means going on from the head.
+- Restoring alone moves nothing, and restoring nothing means going on from the head. Restoring what isn't of
+  this run (a warm start) is not restoring nothing: what is committed then forks from nothing, or a fall-back
+  would one day bring back a state that the run's user had replaced.
 """
 
 from __future__ import annotations
@@ -102,6 +104,7 @@ def place(parent: CheckpointIndex | None, sequence: int, known_sequences: Iterab
 def next_position(
     own: Sequence[CheckpointIndex], forks: Sequence[Fork], line: Line, known_sequences: Collection[int], *,
     run_id: str, sequence: int, client_id: str, base_sequence: int | None, base_snapshot: int = 0,
+    begins_line: bool = False,
 ) -> Position:  # fmt: skip
     """Where a client's next snapshot goes.
 
@@ -111,9 +114,17 @@ def next_position(
         line: The present line (line_of).
         known_sequences: Every sequence seen anywhere in the run: folders, temp, trash, quarantine, decisions.
         run_id, sequence: The new checkpoint's.
-        client_id, base_sequence, base_snapshot: As in the descriptor.
+        client_id, base_sequence, base_snapshot, begins_line: As in the descriptor.
     """
-    parent = _parent(own, line, known_sequences, client_id, base_sequence, base_snapshot)
+    mine = [
+        index.sequence for index in own if index.client_id == client_id and index.snapshot > base_snapshot
+    ]
+    if mine:
+        parent: int | None = max(mine)
+    elif begins_line:
+        parent = None
+    else:
+        parent = _restored(own, line, known_sequences, base_sequence)
     if parent is None:
         ranges: Lineage = ((sequence, sequence),)
     else:
@@ -122,22 +133,21 @@ def next_position(
     return Position(run_id, sequence, parent, ranges, forks=between)
 
 
-def _parent(
-    own: Sequence[CheckpointIndex],
-    line: Line,
-    known: Collection[int],
-    client_id: str,
-    base: int | None,
-    since: int,
+def head_of(own: Iterable[CheckpointIndex], line: Line) -> CheckpointIndex | None:
+    """The newest checkpoint on the line; None when there is none."""
+    on_line = (index for index in own if index.sequence in line)
+    return max(on_line, key=lambda index: index.sequence, default=None)
+
+
+def _restored(
+    own: Sequence[CheckpointIndex], line: Line, known: Collection[int], base: int | None
 ) -> int | None:
-    mine = [index.sequence for index in own if index.client_id == client_id and index.snapshot > since]
-    if mine:
-        return max(mine)
     if base is None:
-        return max((index.sequence for index in own if index.sequence in line), default=None)
+        head = head_of(own, line)
+        return None if head is None else head.sequence
     if any(index.sequence >= base for index in own) or base in known:
         return base
-    return None  # a foreign checkpoint was restored: this run's own line begins here
+    return None  # of a copy of this run that went further, or all is gone: this run's line begins here
 
 
 def _extended(ranges: Lineage, sequence: int, known_sequences: Iterable[int]) -> Lineage:

@@ -15,7 +15,7 @@ from typing import Final
 from ckptd.disk.copies import hinted, without_copies
 from ckptd.disk.decisions import Decisions, read_decisions
 from ckptd.disk.entry import MACHINE_ERRORS, Entry, read_entry, read_failed
-from ckptd.disk.lineage import Line, Position, line_of, next_position
+from ckptd.disk.lineage import Line, Position, head_of, line_of, next_position
 from ckptd.disk.rootdir import Root
 from ckptd.disk.run_index import RunIndex, read_run_index
 from ckptd.disk.verification import stat_signature
@@ -66,6 +66,11 @@ class Series:
     def own(self) -> list[CheckpointIndex]:
         """Indexes of the run's own checkpoints."""
         return [entry.index for entry in self.entries if entry.own and entry.index is not None]
+
+    @property
+    def head(self) -> CheckpointIndex | None:
+        """What a client that restores nothing goes on from: the newest of its own on the line."""
+        return head_of(self.own, self.line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +142,12 @@ def position_after(series: Series, descriptor: Descriptor, sequence: int, *, run
         series.own, series.decisions.forks, series.line, series.known_sequences,
         run_id=run_id, sequence=sequence, client_id=descriptor.client_id,
         base_sequence=descriptor.base_sequence, base_snapshot=descriptor.base_snapshot,
+        begins_line=descriptor.begins_line,
     )  # fmt: skip
-    first = descriptor.base_sequence is not None and descriptor.snapshot == descriptor.base_snapshot + 1
+    first = descriptor.snapshot == descriptor.base_snapshot + 1
+    if first and descriptor.begins_line:
+        return position  # whatever can't be read, nothing of the run led to it
+    first = first and descriptor.base_sequence is not None
     for entry in series.entries:
         if entry.is_in_doubt and _may_be_parent(entry, position, first):
             raise SaveFailed(

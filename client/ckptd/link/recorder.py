@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series import read_series
-from ckptd.errors import NoDaemon, SharedMemoryTooSmall, TimedOut
+from ckptd.errors import NoDaemon, ReadFailed, SharedMemoryTooSmall, TimedOut
 from ckptd.link.client_options import DEFAULT_CADENCE, ClientOptions
 from ckptd.link.failures import Failure, Failures
 from ckptd.link.resume import Resumed
@@ -46,7 +46,8 @@ class Recorder:
         self._options, self._writer, self._failures = options, writer, failures
         self._count, self._reserved = 0, False
         self._base_sequence: int | None = None
-        self._base_snapshot, self._earlier_seconds = 0, 0.0
+        self._base_snapshot, self._begins_line = 0, False
+        self._earlier_seconds: float | None = None  # None: not looked up yet, see _seconds_before
         self._began = self._last_at = time.monotonic()
         self._last_step: int | None = None
         self._knows_last = False
@@ -87,13 +88,18 @@ class Recorder:
         return cadence.due(step, last_step=self._last_step, since_s=time.monotonic() - self._last_at)
 
     def go_on_from(self, resumed: Resumed | None) -> None:
-        """Later snapshots follow the checkpoint that was restored (None: the run's head)."""
+        """Later snapshots follow the checkpoint that was restored (None: the run's head).
+
+        One that isn't of this run (it has no sequence) began elsewhere: the line and the run's seconds begin here,
+        and for the cadence nothing of the run is saved yet.
+        """
         self._base_sequence = resumed.sequence if resumed is not None else None
         self._base_snapshot = self._count
-        self._earlier_seconds = resumed.run_seconds if resumed is not None else 0.0
+        self._begins_line = resumed is not None and resumed.sequence is None
+        self._earlier_seconds = None if resumed is None else 0.0 if self._begins_line else resumed.run_seconds
         self._began = self._last_at = time.monotonic()
         if resumed is not None:
-            self._last_step, self._knows_last = resumed.step, True
+            self._last_step, self._knows_last = (None if self._begins_line else resumed.step), True
 
     def _submit(self, ticket: Ticket, state: Mapping[Any, Any], payload: Payload) -> None:
         wait_s = self._options.busy_timeout_s if self._options.on_busy == "wait" else 0.0
@@ -107,11 +113,28 @@ class Recorder:
     def _descriptor(self, ticket: Ticket, captured: Captured, metrics: dict[str, float]) -> Descriptor:
         return Descriptor(
             run=self._run, client_id=self._client_id, snapshot=ticket.snapshot, step=ticket.step,
-            saved_at=time.time(), run_seconds=self._earlier_seconds + time.monotonic() - self._began,
+            saved_at=time.time(), run_seconds=self._seconds_before() + time.monotonic() - self._began,
             base_sequence=self._base_sequence, base_snapshot=self._base_snapshot,
+            begins_line=self._begins_line,
             metrics=metrics, versions=versions(), state=captured.state, tensors=captured.tensors,
             data_bytes=captured.data_bytes, sharding=self._options.sharding,
         )  # fmt: skip
+
+    def _seconds_before(self) -> float:
+        """The run's seconds before this client; without a restore the head's, read once.
+
+        A head that can't be read now must not keep the snapshot from being taken: it is looked up again at the
+        next one.
+        """
+        if self._earlier_seconds is None:
+            try:
+                head = read_series(self._root, self._run).head
+            except (OSError, ReadFailed):
+                return 0.0
+            if head is not None and head.client_id == self._client_id:
+                head = None  # counted from 0, when nothing before it could be read
+            self._earlier_seconds = head.run_seconds if head is not None else 0.0
+        return self._earlier_seconds
 
 
 def _with_ways_out(error: SharedMemoryTooSmall) -> SharedMemoryTooSmall:

@@ -20,8 +20,9 @@ class Cadence:
             run that was resumed at 730. None: steps don't count.
         every_s: Save once this many seconds have passed since the last snapshot (of any cause), or since the
             start. None: time doesn't count.
-        first: Save after the first step too, as long as the run has no checkpoint at all: a job that
-            can't save should fail in its first minute and not in its tenth hour.
+        first: Save after the first step too, as long as the run has no checkpoint at all, and after a warm
+            start from another run: a job that can't save should fail in its first minute and not in its
+            tenth hour.
 
     Raises:
         InvalidArgument: Both are None, or one isn't positive.
@@ -51,8 +52,9 @@ class Cadence:
 
         Args:
             step: Finished optimizer steps.
-            last_step: The step of the newest snapshot: the last one this client took, or else the one it
-                restored from, or else the newest checkpoint of the run. None: the run has none.
+            last_step: The step of the newest snapshot: the last one this client took, or else the one of this
+                run it restored from, or else the newest checkpoint of the run. None: the run has none, or none
+                of the line that a warm start begins.
             since_s: Seconds since the last snapshot of this client; before its first one, since it started.
                 From a monotonic clock.
 

@@ -87,10 +87,14 @@ class Descriptor:
         snapshot: The client's own number of this snapshot, from 1.
         step: Finished optimizer steps.
         saved_at: Unix seconds, wall clock, at capture. Information only, decides nothing.
-        run_seconds: Training seconds accumulated over all restarts (monotonic clock).
-        base_sequence: Sequence of the checkpoint this client restored from, or None when it restored none.
+        run_seconds: Training seconds of the run accumulated over all restarts (monotonic clock).
+        base_sequence: Sequence of the checkpoint of this run that the client restored, or None: it restored
+            none, or one of elsewhere (begins_line tells).
         base_snapshot: The client's own snapshot number when it restored that one (0: none before). Its later
             snapshots go on from each other; restoring the same checkpoint again begins another line.
+        begins_line: What the client restored is not a checkpoint of this run (a warm start): nothing of the run
+            led to this state, so its snapshots begin a line of their own. False with a base_sequence, and
+            when nothing was restored: then they go on from the head.
         metrics: Name → float (may be NaN or infinite).
         versions: {"ckptd": …, "torch": …, "numpy": …, "python": …}
         state: The captured state (see ckptd.snapshot.values): a dict by component name, "rng" among them.
@@ -107,6 +111,7 @@ class Descriptor:
     run_seconds: float
     base_sequence: int | None
     base_snapshot: int = 0
+    begins_line: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     state: dict[Any, Any]

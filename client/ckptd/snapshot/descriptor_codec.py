@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from ckptd.errors import CkptdError, ProtocolError, UnstorableState
 from ckptd.format.storage_types import STORAGE_TYPES
@@ -25,7 +25,9 @@ from ckptd.snapshot.tree_columns import Columns, little_endian
 from ckptd.snapshot.tree_reader import TreeReader, numbers
 from ckptd.snapshot.tree_writer import TreeWriter
 
-FORMAT: Final = "ckptd.snapshot.descriptor-1"
+FORMAT: Final = "ckptd.snapshot.descriptor-2"
+#: The same without `begins_line`: what an earlier version sealed is still written.
+FORMAT_1: Final = "ckptd.snapshot.descriptor-1"
 
 _REQUIRES_GRAD, _PARAMETER, _STRIDE = 1, 2, 4
 
@@ -54,6 +56,7 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forb
     text: bytes
     blob_lengths: bytes
     blobs: bytes
+    begins_line: bool | UnsetType = UNSET  #: last, because FORMAT_1 has no such field
 
 
 #: How a walk over hostile columns may end, when they run out or say what can't be.
@@ -90,6 +93,7 @@ def encode(descriptor: Descriptor) -> bytes:
             tensors=len(d.tensors), rows=rows,
             ops=columns.ops, ints=columns.ints, floats=columns.floats, string_lengths=columns.string_lengths,
             text=columns.text, blob_lengths=columns.blob_lengths, blobs=columns.blobs,
+            begins_line=d.begins_line,
         )
     )  # fmt: skip
     if len(data) > MAX_DESCRIPTOR_BYTES:
@@ -131,8 +135,7 @@ def decode(data: bytes | memoryview) -> Descriptor:
         )
     try:
         envelope = _decoder.decode(data)
-        if envelope.format != FORMAT:
-            raise ProtocolError("unknown descriptor format", seen=envelope.format, wanted=FORMAT)
+        _check_format(envelope)
         descriptor = _open(envelope)
         check_descriptor(descriptor)
     except ProtocolError:
@@ -140,6 +143,15 @@ def decode(data: bytes | memoryview) -> Descriptor:
     except (CkptdError, msgspec.DecodeError, *_HOSTILE) as error:
         raise ProtocolError("not a descriptor", seen=f"{type(error).__name__}: {error}"[:200]) from error
     return descriptor
+
+
+def _check_format(envelope: _Envelope) -> None:
+    if envelope.format not in (FORMAT, FORMAT_1):
+        raise ProtocolError("unknown descriptor format", seen=envelope.format, wanted=FORMAT)
+    if (envelope.begins_line is UNSET) != (envelope.format == FORMAT_1):
+        raise ProtocolError(
+            "not a descriptor", where="begins_line", seen=str(envelope.begins_line), wanted=envelope.format
+        )
 
 
 def _open(e: _Envelope) -> Descriptor:
@@ -159,6 +171,7 @@ def _open(e: _Envelope) -> Descriptor:
     return Descriptor(
         run=e.run, client_id=e.client_id, snapshot=e.snapshot, step=e.step, saved_at=e.saved_at,
         run_seconds=e.run_seconds, base_sequence=e.base_sequence, base_snapshot=e.base_snapshot,
+        begins_line=e.begins_line is True,
         metrics=metrics, versions=versions, state=state, data_bytes=e.data_bytes,
         tensors=_rows(numbers(e.rows, "q").tolist(), e.tensors, paths, dtypes),
         sharding=Sharding(by=_by(e.sharding_by), shards=e.shards),

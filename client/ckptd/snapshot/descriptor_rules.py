@@ -44,6 +44,8 @@ def check_descriptor(descriptor: Descriptor) -> None:
         raise _bad("saved_at, run_seconds", (d.saved_at, d.run_seconds), "finite seconds")
     if d.base_sequence is not None and d.base_sequence < 0:
         raise _bad("base_sequence", d.base_sequence, "0 or more, or None")
+    if d.begins_line and d.base_sequence is not None:
+        raise _bad("begins_line", f"true after sequence {d.base_sequence}", "one of them")
     if not 0 <= d.base_snapshot < d.snapshot:
         raise _bad("base_snapshot", d.base_snapshot, f"0 or more, before snapshot {d.snapshot}")
     if not 0 <= d.data_bytes <= _MAX_BYTES:
