@@ -6,7 +6,7 @@ and keeps those four as attributes, so that a caller can act on them without par
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class CkptdError(Exception):
@@ -38,10 +38,14 @@ class CkptdError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         fields = {"where": self.where, "seen": self.seen, "wanted": self.wanted, "todo": self.todo}
-        return (_rebuild, (type(self), self.what, fields))
+        return (_rebuild, (type(self), self.what, fields | self._more()))
+
+    def _more(self) -> dict[str, Any]:
+        """Fields of a class of its own, for copies and other processes."""
+        return {}
 
 
-def _rebuild(cls: type[CkptdError], what: str, fields: dict[str, str]) -> CkptdError:
+def _rebuild(cls: type[CkptdError], what: str, fields: dict[str, Any]) -> CkptdError:
     return cls(what, **fields)
 
 
@@ -70,13 +74,31 @@ class ReadFailed(CkptdError, OSError):
         super().__init__(what, where=where, seen=seen, wanted=wanted, todo=todo)
         self.errno = errno
 
+    def _more(self) -> dict[str, Any]:
+        return {"errno": self.errno}
+
 
 class UnstorableState(CkptdError, TypeError):
     """A leaf of the state can't be stored exactly; `where` is its key path. Nothing was sent or written."""
 
 
 class StateMismatch(CkptdError, ValueError):
-    """The checkpoint doesn't fit the live state (names, shapes, groups). The live state is untouched."""
+    """The checkpoint doesn't fit the live state (names, shapes, groups). The live state is untouched.
+
+    Attributes:
+        faults: Each thing that doesn't fit, all of them: `seen` may show only the first few. Empty when
+            `seen` is the whole story.
+    """
+
+    def __init__(
+        self, what: str, *, where: str = "", seen: str = "", wanted: str = "", todo: str = "",
+        faults: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(what, where=where, seen=seen, wanted=wanted, todo=todo)
+        self.faults = faults
+
+    def _more(self) -> dict[str, Any]:
+        return {"faults": self.faults}
 
 
 class UnsupportedTorch(CkptdError):
@@ -157,6 +179,9 @@ class RestoreFailed(CkptdError):
     ) -> None:
         super().__init__(what, where=where, seen=seen, wanted=wanted, todo=todo)
         self.state_touched = state_touched
+
+    def _more(self) -> dict[str, Any]:
+        return {"state_touched": self.state_touched}
 
 
 # --- exit code 5: no daemon -----------------------------------------------------------------------
