@@ -1,0 +1,121 @@
+"""Field cases 21, 22, 23 and 25: a vision job cut at every step of three epochs is the uninterrupted one."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ckptd
+from ckptd_places import end_daemon, places
+from sweep_process import imported, in_process, trainer
+from sweep_run import Sweep
+from sweep_vision import BATCHES, VisionJob
+
+__all__ = ["places"]
+
+STEPS = 3 * BATCHES
+LAYOUTS = [ckptd.Sharding(), ckptd.Sharding(shards=2)]
+LAYOUT_IDS = ["single", "sharded"]
+LOADING: dict[str, dict[str, Any]] = {
+    "no workers": {},
+    "workers": {"num_workers": 2, "prefetch_factor": 4},
+}
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def sweep(folder: Path, loading: str, sharding: ckptd.Sharding, steps: int = STEPS, **more: Any) -> Sweep:
+    found = Sweep(lambda: VisionJob(steps, **LOADING[loading]), folder, steps, sharding)
+    found.whole(**more)
+    return found
+
+
+@pytest.mark.parametrize("sharding", LAYOUTS, ids=LAYOUT_IDS)
+@pytest.mark.parametrize("loading", LOADING)
+def test_cut_at_any_step_of_three_epochs_it_goes_on_bit_for_bit(
+    tmp_path: Path, loading: str, sharding: ckptd.Sharding
+) -> None:
+    whole = sweep(tmp_path, loading, sharding)
+    assert len(whole.cuts) == STEPS + 2  # each step's end, the start, and two edges between epochs
+    for cut in whole.cuts:
+        whole.check(cut)
+
+
+@pytest.mark.parametrize("sharding", LAYOUTS, ids=LAYOUT_IDS)
+def test_cut_at_any_two_places_of_a_short_run_it_goes_on_bit_for_bit(
+    tmp_path: Path, sharding: ckptd.Sharding
+) -> None:
+    whole = sweep(tmp_path, "no workers", sharding, steps=BATCHES + 3)
+    for cuts in combinations(whole.cuts, 2):
+        whole.check(*cuts)
+
+
+@pytest.mark.parametrize("loading", LOADING)
+def test_cut_at_two_and_more_places_of_three_epochs_it_goes_on_bit_for_bit(
+    tmp_path: Path, loading: str
+) -> None:
+    whole = sweep(tmp_path, loading, ckptd.Sharding(shards=2))
+    chosen = random.Random(8)
+    pairs = list(combinations(whole.cuts, 2))
+    for cuts in chosen.sample(pairs, 8):
+        whole.check(*cuts)
+    whole.check(*whole.cuts)  # killed after every single step
+
+
+@pytest.mark.parametrize("loading", LOADING)
+def test_saving_at_every_step_changes_nothing(tmp_path: Path, loading: str) -> None:
+    saving = sweep(tmp_path, loading, ckptd.Sharding())
+    assert sweep(tmp_path, loading, ckptd.Sharding(), save=False).trace == saving.trace
+
+
+def test_the_job_has_in_it_what_the_sweep_is_about(tmp_path: Path) -> None:
+    """Overflows that the scaler skips, growth, moments, changing buffers and rates; else the sweep proves little."""
+    trace = sweep(tmp_path, "no workers", ckptd.Sharding(), save=False).trace
+    scales = {shown["scaler.'scale'"] for shown in trace.values()}
+    assert len(scales) > 2
+    assert sum(before == after for before, after in _weights(trace)) > 1  # skipped steps
+    for path in ("model.'1.running_var'", "ema.'module.1.running_var'", "optimizer.1.0.state.'exp_avg'"):
+        assert len({shown.get(path) for shown in trace.values()}) > 5, path
+    assert {shown["optimizer.0.'lr'"] for shown in trace.values()} == {
+        shown["optimizer.1.'lr'"] for shown in trace.values()
+    }
+
+
+def _weights(trace: dict[str, dict[str, str]]) -> list[tuple[str, str]]:
+    weights = [shown["model.'0.weight'"] for where, shown in trace.items() if "edge" not in where]
+    return list(pairwise(weights))
+
+
+def test_killed_beside_a_real_daemon_it_goes_on_bit_for_bit(places: Path, tmp_path: Path) -> None:
+    imported()
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    end = str(STEPS)
+
+    def make() -> VisionJob:
+        return VisionJob(STEPS, **LOADING["workers"])
+
+    assert in_process(lambda: trainer(make, end, whole, None)) == 0
+    for at in ("1", "4", "5", "5 edge", "7", "13"):
+        code = in_process(lambda at=at: trainer(make, end, cut, places, at))  # type: ignore[misc]
+        assert code == -signal.SIGKILL
+        if at == "5":
+            end_daemon(places)
+    assert in_process(lambda: trainer(make, end, cut, places)) == 0
+    lines = cut.read_text().splitlines()
+    assert lines.count(lines[5]) == 2  # killed at the edge, after step 5 was saved: the edge comes again
+    assert [line for number, line in enumerate(lines) if number != 5] == whole.read_text().splitlines()
