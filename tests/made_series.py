@@ -17,6 +17,7 @@ CLIENT = "c" * 32
 def descriptor(
     step: int, snapshot: int, *, run: str = "r", client_id: str = CLIENT, base: int | None = None,
     base_snapshot: int = 0, metrics: dict[str, float] | None = None, shards: int | None = None,
+    begins_line: bool = False,
 ) -> Descriptor:  # fmt: skip
     """A snapshot with one tensor of 64 bytes."""
     tensor = TensorSpec(
@@ -24,7 +25,7 @@ def descriptor(
     )
     return Descriptor(
         run=run, client_id=client_id, snapshot=snapshot, step=step, saved_at=1.0, run_seconds=float(step),
-        base_sequence=base, base_snapshot=base_snapshot, metrics=metrics or {},
+        base_sequence=base, base_snapshot=base_snapshot, begins_line=begins_line, metrics=metrics or {},
         versions={"ckptd": "0", "torch": "0", "numpy": "0", "python": "0"},
         state={"model": {"w": TensorRef(0)}, "train": {"step": step}}, tensors=(tensor,), data_bytes=64,
         sharding=Sharding(shards=shards) if shards else Sharding(),
@@ -50,12 +51,13 @@ class Made:
     def commit(
         self, step: int, *, base: int | None = None, base_snapshot: int = 0, client_id: str = CLIENT,
         verify: bool = False, metrics: dict[str, float] | None = None, shards: int | None = None,
+        begins_line: bool = False,
     ) -> Committed:  # fmt: skip
         """Commit a snapshot of this step as the daemon would."""
         self.snapshots += 1
         snap = descriptor(
             step, self.snapshots, run=self.run, base=base, base_snapshot=base_snapshot, client_id=client_id,
-            metrics=metrics, shards=shards,
+            metrics=metrics, shards=shards, begins_line=begins_line,
         )  # fmt: skip
         position = self.catalogue.position_for(snap, self.catalogue.highest_sequence + 1)
         data = memoryview(os.urandom(64))

@@ -144,10 +144,8 @@ def position_after(series: Series, descriptor: Descriptor, sequence: int, *, run
         base_sequence=descriptor.base_sequence, base_snapshot=descriptor.base_snapshot,
         begins_line=descriptor.begins_line,
     )  # fmt: skip
-    first = descriptor.snapshot == descriptor.base_snapshot + 1
-    if first and descriptor.begins_line:
-        return position  # whatever can't be read, nothing of the run led to it
-    first = first and descriptor.base_sequence is not None
+    restored = descriptor.base_sequence is not None or descriptor.begins_line
+    first = restored and descriptor.snapshot == descriptor.base_snapshot + 1
     for entry in series.entries:
         if entry.is_in_doubt and _may_be_parent(entry, position, first):
             raise SaveFailed(
@@ -160,13 +158,15 @@ def position_after(series: Series, descriptor: Descriptor, sequence: int, *, run
 def _may_be_parent(entry: Entry, position: Position, first: bool) -> bool:
     """Whether one that can't be read may be what the snapshot goes on from, in place of the position's parent.
 
-    `first`: the snapshot is the client's first after a restore, so that only what it restored can be.
+    `first`: the snapshot is the client's first after a restore, so that only what it restored can be, or
+    nothing of the run when that came from elsewhere. One whose sequence nothing tells is in the way even so:
+    the sequence to give may be its own.
     """
     if entry.index is not None:
         return False  # known from before: it was among those the parent was chosen from
-    if entry.hint is None or position.parent is None:
+    if entry.hint is None:
         return True
-    return entry.hint > position.parent and not first
+    return not first and (position.parent is None or entry.hint > position.parent)
 
 
 def candidates(series: Series) -> list[Entry]:
