@@ -39,9 +39,9 @@ def _sequential(o: torch.optim.Optimizer) -> Any:
     )
 
 
-def _sequential_of_chained(o: torch.optim.Optimizer) -> Any:
-    chained = schedules.ChainedScheduler([schedules.ConstantLR(o, 0.5, 3), schedules.LambdaLR(o, Fading())])
-    return schedules.SequentialLR(o, [schedules.StepLR(o, 2, 0.5), chained], [5])
+def _chained_of_sequential(o: torch.optim.Optimizer) -> Any:
+    steps = schedules.SequentialLR(o, [schedules.StepLR(o, 2, 0.5), schedules.PolynomialLR(o, 5)], [5])
+    return schedules.ChainedScheduler([steps, schedules.LambdaLR(o, Fading())])
 
 
 def _chained(o: torch.optim.Optimizer) -> Any:
@@ -85,7 +85,7 @@ SCHEDULES: dict[type, dict[str, Schedule]] = {
         "": lambda o: schedules.ExponentialLR(o, 0.83),
         "tensor": _as_tensor(lambda o: schedules.ExponentialLR(o, 0.83)),
     },
-    schedules.SequentialLR: {"": _sequential, "of chained": _sequential_of_chained},
+    schedules.SequentialLR: {"": _sequential},
     schedules.PolynomialLR: {"": lambda o: schedules.PolynomialLR(o, 9, power=2.0)},
     schedules.CosineAnnealingLR: {
         "": lambda o: schedules.CosineAnnealingLR(o, 5, eta_min=0.001),  # beyond its period: it rises again
@@ -95,7 +95,7 @@ SCHEDULES: dict[type, dict[str, Schedule]] = {
         "": lambda o: schedules.CosineAnnealingWarmRestarts(o, 3),
         "longer each time": lambda o: schedules.CosineAnnealingWarmRestarts(o, 2, T_mult=2),
     },
-    schedules.ChainedScheduler: {"": _chained},
+    schedules.ChainedScheduler: {"": _chained, "of sequential": _chained_of_sequential},
     schedules.ReduceLROnPlateau: {
         "min": lambda o: schedules.ReduceLROnPlateau(o, patience=1, cooldown=2, min_lr=[0.001, 0.0]),
         "max": lambda o: schedules.ReduceLROnPlateau(
