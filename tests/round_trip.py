@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict, defaultdict, deque
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,10 @@ def same(a: Any, b: Any) -> bool:
         return a.maxlen == b.maxlen and same(list(a), list(b))
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, Enum):
+        return a is b
+    if is_dataclass(a):
+        return all(same(getattr(a, one.name), getattr(b, one.name)) for one in fields(a))
     return bool(a == b)
 
 

@@ -209,7 +209,7 @@ UNSTORABLE = {
     "str subclass": lambda: type("S", (str,), {})("x"),
     "dict subclass": lambda: type("D", (dict,), {})(),
     "list subclass": lambda: type("L", (list,), {})(),
-    "range": lambda: range(3),
+    "slice": lambda: slice(3),
     "state_dict raises": lambda: Raises(1),
     "state_dict only": OnlyGives,
     "below state_dict": lambda: Holder({"a": object()}),

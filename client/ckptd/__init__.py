@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ckptd.loop.cadence import Cadence as Cadence
     from ckptd.loop.loader import ResumableLoader as ResumableLoader
     from ckptd.loop.train_state import TrainState as TrainState
+    from ckptd.registered import register_type as register_type
     from ckptd.snapshot.descriptor import Sharding as Sharding
     from ckptd.tensors.atomic import atomic_save as atomic_save
     from ckptd.tensors.loading import load as load
@@ -41,6 +42,7 @@ _WHERE = {
     "Resumed": "ckptd.link.resume",
     "Cadence": "ckptd.loop.cadence",
     "TrainState": "ckptd.loop.train_state",
+    "register_type": "ckptd.registered",
     "ResumableLoader": "ckptd.loop.loader",
     "Sharding": "ckptd.snapshot.descriptor",
     "CkptdError": "ckptd.errors",

@@ -25,6 +25,7 @@ from ckptd.snapshot.descriptor import TensorSpec
 from ckptd.snapshot.keypath import Path
 from ckptd.snapshot.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue
 from ckptd.tensors import tags
+from ckptd.tensors.advice import advice, has_method
 from ckptd.tensors.copying import copy_tensors
 from ckptd.tensors.module_names import canonical_state_dict
 from ckptd.tensors.optim import moment_bytes_to_come, name_parameters, optimizer_to_plain
@@ -216,7 +217,7 @@ class _Walker:
         tagged = tags.encode(value, path, self.store)
         if tagged is None:
             raise UnstorableState(
-                "can't be stored", where=keypath.show(path), seen=tags.type_name(value), todo=_advice(value)
+                "can't be stored", where=keypath.show(path), seen=tags.type_name(value), todo=advice(value)
             )
         return tagged
 
@@ -243,7 +244,7 @@ def has_state_dict(value: Any) -> bool:
     """Whether value is an object that gives and takes a state of its own."""
     if isinstance(value, type):
         return False
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+    return has_method(value, "state_dict") and has_method(value, "load_state_dict")
 
 
 def _state_dict_of(value: Any, call: Callable[[], Any], path: Path) -> Any:
@@ -255,14 +256,6 @@ def _state_dict_of(value: Any, call: Callable[[], Any], path: Path) -> Any:
         raise UnstorableState(
             "state_dict() failed", where=keypath.show(path), seen=f"{type(error).__name__}: {error}"
         ) from error
-
-
-def _advice(value: Any) -> str:
-    if callable(value):
-        return "store what is needed to make it again, not the function or class itself"
-    if callable(getattr(value, "state_dict", None)):
-        return "give it load_state_dict(state) too"
-    return "store plain data, or give it state_dict() and load_state_dict(state)"
 
 
 def pack_numbers(value: list[Any]) -> PackedNumbers | None:

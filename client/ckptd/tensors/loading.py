@@ -22,13 +22,14 @@ from ckptd.format.records import SCHEMA_V1, CheckpointIndex
 from ckptd.format.table_rows import TensorRow, faults_in_files, table_from_bytes
 from ckptd.limits import MAX_INDEX_BYTES
 from ckptd.names import INDEX_FILE, META_FILE, SINGLE_FILE, TABLE_FILE
+from ckptd.tensors.moving import moved
+from ckptd.tensors.registered_tags import refuse_changed
 from ckptd.tensors.shard_tensors import ShardTensors
 from ckptd.tensors.tag_reader import decode
 from ckptd.tensors.tags import MARKER
 
 _SCHEMAS: Final = {"single": "ckpt.v2", "sharded": "ckpt.v2-sharded"}
 _ENVELOPE: Final = frozenset({"schema", "wall_saved_at", "step"})
-_ON_CPU: Final = "rng"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +62,21 @@ def load(
 
     Returns:
         {"model": state_dict, "optimizer": …, "rng": …}: what was saved, with plain values for objects.
-        Generators come back as generators, tied tensors share their memory.
+        Generators come back as generators, tied tensors share their memory. An instance of a registered class
+        (`ckptd.register_type`) that this process hasn't registered is a `ckptd.tensors.registered_tags.Unbuilt`.
 
     Raises:
         CheckpointGone: It isn't there, or was deleted before it was opened.
         CorruptCheckpoint: Bytes are not those committed; where, seen and wanted say which.
         UnknownSchema: It is of a version this one can't read.
+        StateMismatch: A class registered here has other fields, members or values than when it was saved.
         InvalidArgument: `only` names a component it doesn't have, map_location isn't a device that this torch
             can use, or path is a file of a checkpoint, a run's folder or a root.
         NothingThere: path is a folder with nothing of a checkpoint in it.
     """
-    return load_with_index(path, map_location=map_location, only=only).components
+    components = load_with_index(path, map_location=map_location, only=only).components
+    refuse_changed(components, os.fspath(path))
+    return components
 
 
 def load_with_index(
@@ -90,7 +95,7 @@ def load_with_index(
     with CheckpointReader(os.fspath(path), only=only) as reader:
         components = _read(reader, only)
         index = reader.index
-    return Loaded(index, index.step, _moved(components, device))
+    return Loaded(index, index.step, moved(components, device))
 
 
 def _device(map_location: str | torch.device) -> torch.device:
@@ -142,7 +147,7 @@ def _load_v1(path: str | os.PathLike[str], device: torch.device, only: Collectio
     from ckptd.tensors.v1 import read_v1
 
     found = read_v1(path)
-    return Loaded(None, found.step, _moved(_select(found.components, only), device))
+    return Loaded(None, found.step, moved(_select(found.components, only), device))
 
 
 # --- format v2 ------------------------------------------------------------------------------------
@@ -255,35 +260,3 @@ def _select(components: dict[str, Any], only: Collection[str] | None) -> dict[st
             wanted=", ".join(map(repr, components)),
         )
     return {name: value for name, value in components.items() if name in only}
-
-
-# --- devices --------------------------------------------------------------------------------------
-
-
-def _moved(components: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    if device.type == "cpu":
-        return components
-    done: dict[tuple[Any, ...], torch.Tensor] = {}
-    return {
-        name: value if name == _ON_CPU else _move(value, device, done) for name, value in components.items()
-    }
-
-
-def _move(value: Any, device: torch.device, done: dict[tuple[Any, ...], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-        if value.numel() == 0 or place not in done:
-            done[place] = value.detach().to(device)
-        moved = done[place].detach()
-        if isinstance(value, torch.nn.Parameter):
-            return torch.nn.Parameter(moved, requires_grad=value.requires_grad)
-        return moved.requires_grad_(value.requires_grad)
-    if isinstance(value, dict):
-        for key, item in value.items():
-            value[key] = _move(item, device, done)
-    elif isinstance(value, list):
-        value[:] = [_move(item, device, done) for item in value]
-    elif isinstance(value, tuple):
-        items = [_move(item, device, done) for item in value]
-        return value if type(value) is torch.Size else tuple.__new__(type(value), items)
-    return value

@@ -19,6 +19,8 @@ from ckptd.tensors.generator_state import GENERATORS, kind_of, set_generator, sk
 from ckptd.tensors.module_names import Canonical
 from ckptd.tensors.optim import is_torch_form, name_parameters
 from ckptd.tensors.optim_restore import match_optimizer, shorten
+from ckptd.tensors.registered_restore import plan_fields
+from ckptd.tensors.registered_tags import fields_of
 from ckptd.tensors.tag_reader import GeneratorElsewhere
 from ckptd.tensors.tags import is_namedtuple
 from ckptd.tensors.torch_support import BITS_BY_ITEMSIZE
@@ -194,6 +196,8 @@ class Planner:
         return live.shape == stored.shape and live.dtype == stored.dtype
 
     def _container(self, live: Any, stored: Any, path: Path) -> Write:
+        if fields_of(live) is not None:
+            return plan_fields(live, stored, path, self.plan) or self._wrong_kind(live, stored, path)
         if isinstance(live, MutableMapping):
             return self._dict(live, stored, path)
         if isinstance(live, list):
@@ -296,7 +300,7 @@ def holds_live(value: Any, depth: int = 0) -> bool:
         return any(
             holds_live(item, depth + 1) for item in (value.values() if isinstance(value, Mapping) else value)
         )
-    return False
+    return depth < 100 and any(holds_live(item, depth + 1) for item in (fields_of(value) or {}).values())
 
 
 def _constant(value: Any) -> Write:

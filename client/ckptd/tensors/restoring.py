@@ -12,6 +12,7 @@ import torch
 from ckptd.errors import InvalidArgument, RestoreFailed, StateMismatch
 from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.optim_restore import shorten
+from ckptd.tensors.registered_restore import faults_of_classes
 from ckptd.tensors.restore_plan import Planner, Write
 from ckptd.tensors.rng import plan_rng
 
@@ -66,6 +67,9 @@ def apply_state(
     for name in components:
         if name in names and name not in state and name != RNG:
             planner.unused_at((name,))
+    both = {name: components[name] for name in components if name in names and name in state}
+    for path, fault in faults_of_classes(both):
+        planner.problem(path, fault)
     set_rng = _plan_rng(components, names, planner)
     planner.raise_problems()
     _write(state, writes, set_rng)

@@ -13,6 +13,7 @@ import numpy
 import torch
 
 from ckptd.errors import CorruptCheckpoint
+from ckptd.tensors.registered_tags import decode_registered
 from ckptd.tensors.tags import BIT_GENERATORS, FACTORIES, MARKER, is_namedtuple
 
 
@@ -161,4 +162,7 @@ _DECODERS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
     "numpy-generator": _decode_numpy_generator,
     "numpy-random-state": _decode_numpy_generator,
     "python-random": _decode_python_random,
+    "range": lambda tag: range(tag["start"], tag["stop"], tag["step"]),
+    "dataclass": lambda tag: decode_registered(tag, "dataclass", decode),
+    "enum": lambda tag: decode_registered(tag, "enum", decode),
 }

@@ -17,6 +17,8 @@ Decoding builds only the types named here, imports nothing and runs no code that
 | torch-generator | device, state (bytes) |
 | numpy-generator, numpy-random-state | bit_generator, state (a dict of plain values) |
 | python-random | state |
+| range | start, stop, step |
+| dataclass, enum | see `ckptd.tensors.registered_tags` |
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ import torch
 from ckptd.errors import UnstorableState
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
+from ckptd.tensors.advice import advice_for_key
+from ckptd.tensors.registered_tags import encode_registered
 from ckptd.tensors.rng import plain_numpy
 
 MARKER: Final = "__ckptd__"
@@ -64,7 +68,8 @@ def encode(value: Any, path: Path, walk: Walk | None = None) -> dict[str, Any] |
         return _encode_scalar(value, path)
     if isinstance(value, tuple) and is_namedtuple(type(value)):
         return _encode_namedtuple(value, path, walk)
-    return None
+    registered = encode_registered(value, path, walk)
+    return None if registered is None else {MARKER: registered[0], **registered[1]}
 
 
 def _walk_plain(value: Any, path: Path) -> Any:
@@ -99,6 +104,7 @@ def check_key(key: Any, path: Path) -> Any:
         where=keypath.show(path),
         seen=f"{type_name(key)} {repr(key)[:80]}",
         wanted="str, int, bool, float, None, bytes or a tuple of those",
+        todo=advice_for_key(key),
     )
 
 
@@ -161,6 +167,7 @@ def check_element(item: Any, path: Path) -> Any:
         where=keypath.show(path),
         seen=f"{type_name(item)} {repr(item)[:80]}",
         wanted="str, int, bool, float, complex, None, bytes or a tuple of those",
+        todo=advice_for_key(item),
     )
 
 
@@ -232,6 +239,10 @@ def _encode_python_random(value: random.Random, path: Path, walk: Walk) -> dict[
     return {MARKER: "python-random", "state": value.getstate()}
 
 
+def _encode_range(value: range, path: Path, walk: Walk) -> dict[str, Any]:
+    return {MARKER: "range", "start": value.start, "stop": value.stop, "step": value.step}
+
+
 _ENCODERS: Final[dict[type, Callable[[Any, Path, Walk], dict[str, Any]]]] = {
     defaultdict: _encode_defaultdict,
     Counter: _encode_counter,
@@ -243,4 +254,5 @@ _ENCODERS: Final[dict[type, Callable[[Any, Path, Walk], dict[str, Any]]]] = {
     numpy.random.Generator: _encode_numpy_generator,
     numpy.random.RandomState: _encode_numpy_generator,
     random.Random: _encode_python_random,
+    range: _encode_range,
 }

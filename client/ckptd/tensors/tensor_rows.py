@@ -100,7 +100,10 @@ def _fault(tensor: torch.Tensor) -> tuple[str, str] | None:
             return "a lazy parameter has no values yet", "run a forward pass before the first snapshot"
         return "a tensor subclass can't be stored", "store a plain torch.Tensor"
     if tensor.layout is not torch.strided:
-        return "a sparse tensor can't be stored", "store to_dense(), or its indices and values"
+        return (
+            f"a sparse tensor can't be stored ({tensor.layout})",
+            "store to_dense(), or its indices and values",
+        )
     if tensor.is_quantized:
         return "a quantized tensor can't be stored", "store int_repr() with its scale and zero point"
     if tensor.is_meta:
@@ -109,11 +112,24 @@ def _fault(tensor: torch.Tensor) -> tuple[str, str] | None:
         return "a nested tensor can't be stored", "store its unbound parts"
     if _has_names is not None and _has_names(tensor):
         return "a tensor with named dimensions can't be stored", "store rename(None)"
-    if NAME_OF_DTYPE[tensor.dtype] not in STORAGE_TYPES:
+    if NAME_OF_DTYPE.get(tensor.dtype) not in STORAGE_TYPES:
         return "a tensor of a dtype that no archive holds", "store view(torch.uint8)"
+    if not _has_memory(tensor):
+        return "a tensor whose memory was freed", "snapshot before it is, or gather it first (FSDP does that)"
     if len(tensor.shape) > MAX_TENSOR_DIMS:
         return f"a tensor has more than {MAX_TENSOR_DIMS} dimensions", "reshape it"
     return None
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether the storage covers the tensor: one that was resized below it, reading would kill the process."""
+    count = tensor.numel()
+    if count and not tensor.is_contiguous():
+        count = 1 + sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+    needed = (tensor.storage_offset() + count) * tensor.itemsize if count else 0
+    return needed <= tensor.untyped_storage().nbytes()
 
 
 def _describe(tensor: torch.Tensor) -> str:
