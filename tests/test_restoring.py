@@ -243,14 +243,30 @@ def test_not_strict_restores_what_fits_and_reports_the_rest(tmp_path: Path) -> N
     assert torch.equal(live["model"][0].weight, state["model"][0].weight)
 
 
-def test_not_strict_converts_a_modules_dtype_and_still_refuses_shapes(tmp_path: Path) -> None:
+def test_not_strict_converts_a_modules_dtype(tmp_path: Path) -> None:
     state = module_state()
     loaded = through_disk(tmp_path, state)
     live = {"model": nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).double()}
     apply_state(live, loaded, strict=False)
     assert torch.equal(live["model"][0].weight, state["model"][0].weight.double())  # type: ignore[index,union-attr,operator]
-    with pytest.raises(StateMismatch, match="shape"):
-        apply_state({"model": nn.Sequential(nn.Linear(2, 3))}, loaded, strict=False)
+
+
+def test_not_strict_leaves_tensors_of_another_shape_alone_and_names_them(tmp_path: Path) -> None:
+    state = {"model": nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), "d": {"t": torch.ones(3), "n": 1}}
+    loaded = through_disk(tmp_path, state)
+    live = {"model": nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 5)), "d": {"t": torch.zeros(2), "n": 0}}
+    head, held = copy.deepcopy(live["model"][1].state_dict()), live["d"]["t"]  # type: ignore[index]
+    report = apply_state(live, loaded, strict=False)  # type: ignore[arg-type]
+    assert set(report.reshaped) == {
+        "state['model']['1.weight']",
+        "state['model']['1.bias']",
+        "state['d']['t']",
+    }
+    assert same(live["model"][1].state_dict(), head)  # type: ignore[index]
+    assert torch.equal(live["model"][0].weight, state["model"][0].weight)  # type: ignore[index]
+    assert live["d"]["t"] is held  # type: ignore[index]
+    assert (held.tolist(), live["d"]["n"]) == ([0, 0], 1)  # type: ignore[index]
+    assert (report.missing, report.unused) == ([], [])
 
 
 def test_only_restores_what_is_named(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from typing import Any, Final
 import torch
 
 from ckptd.errors import InvalidArgument, RestoreFailed, StateMismatch
+from ckptd.snapshot import keypath
 from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.optim_restore import shorten
 from ckptd.tensors.registered_restore import faults_of_classes
-from ckptd.tensors.restore_plan import Planner, Write
+from ckptd.tensors.restore_findings import Findings, Write
+from ckptd.tensors.restore_plan import Planner
 from ckptd.tensors.rng import plan_rng
 
 RNG: Final = "rng"
@@ -21,15 +23,19 @@ RNG: Final = "rng"
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What a restore found no counterpart for.
+    """What a restore left alone, by full key path.
 
     Attributes:
-        missing: Key paths that are live and not in the checkpoint; they keep their values.
-        unused: Key paths that are in the checkpoint and not live; they were ignored.
+        missing: Live and not in the checkpoint; they keep their values.
+        unused: In the checkpoint and not live; they were ignored.
+        reshaped: Tensors of another shape in the checkpoint; they keep their values.
+        not_asked: Components of the checkpoint that `only` left out.
     """
 
     missing: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    reshaped: list[str] = field(default_factory=list)
+    not_asked: list[str] = field(default_factory=list)
 
 
 def apply_state(
@@ -63,17 +69,19 @@ def apply_state(
         )
     names = _selected(state, components, only)
     planner = Planner(state, strict=strict)
+    found = planner.found
     writes = {name: planner.plan_component(name, components) for name in state if name in names}
     for name in components:
         if name in names and name not in state and name != RNG:
-            planner.unused_at((name,))
+            found.unused_at((name,))
     both = {name: components[name] for name in components if name in names and name in state}
     for path, fault in faults_of_classes(both):
-        planner.problem(path, fault)
-    set_rng = _plan_rng(components, names, planner)
+        found.problem(path, fault)
+    set_rng = _plan_rng(components, names, found, asked=only is not None)
     planner.raise_problems()
     _write(state, writes, set_rng)
-    return RestoreReport(planner.missing, planner.unused)
+    not_asked = [keypath.show((name,)) for name in components if name not in names]
+    return RestoreReport(found.missing, found.unused, found.reshaped, not_asked)
 
 
 def _selected(
@@ -95,17 +103,22 @@ def _selected(
     return set(only)
 
 
-def _plan_rng(components: Mapping[Any, Any], names: set[Any], planner: Planner) -> Callable[[], None] | None:
+def _plan_rng(
+    components: Mapping[Any, Any], names: set[Any], found: Findings, *, asked: bool
+) -> Callable[[], None] | None:
     if RNG not in names:
         return None
     if RNG not in components:
-        planner.missing.append("state['rng']")
+        if asked:
+            found.missing_at((RNG,))
+        else:
+            found.missing.append(keypath.show((RNG,)))  # saved without: that was said when it was saved
         return None
     try:
         set_rng: Callable[[], None] = plan_rng(components[RNG])
         return set_rng
     except StateMismatch as error:
-        planner.problems.append(str(error))
+        found.problems.append(str(error))
         return None
 
 
@@ -128,7 +141,10 @@ def _write(
             raise _half_way(name, error) from error
         touched = True
     if set_rng is not None:
-        set_rng()
+        try:
+            set_rng()
+        except RuntimeError as error:  # a device that takes no such state
+            raise _half_way(RNG, error) from error
 
 
 def _turn(live: Any) -> int:

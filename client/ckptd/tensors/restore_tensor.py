@@ -1,0 +1,80 @@
+# ruff: noqa: TID253
+"""Whether a stored tensor can be written into a live one, and the write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
+
+from ckptd.snapshot.keypath import Path
+from ckptd.tensors.generator_state import kind_of
+from ckptd.tensors.restore_findings import Findings, Target, Write
+from ckptd.tensors.torch_support import BITS_BY_ITEMSIZE
+
+
+def plan_tensor(found: Findings, live: torch.Tensor, stored: Any, path: Path) -> Write:
+    """The write of a tensor that isn't a module's: in place where it fits bit for bit.
+
+    One that can't be written in place (another dtype with strict=False, expanded, an inference tensor) is replaced.
+    """
+    if stored is None and not found.strict:
+        return lambda: None
+    if not fits_shape(found, live, stored, path):
+        return lambda: live
+    if live.dtype != stored.dtype or why_unwritable(live):
+        return lambda: stored
+    found.targets.append(Target(path, live, stored))
+
+    def write() -> Any:
+        bits = BITS_BY_ITEMSIZE[live.itemsize]
+        with torch.no_grad():
+            live.detach().view(bits).copy_(stored.detach().view(bits))
+        return live
+
+    return write
+
+
+def plan_module_tensor(found: Findings, live: torch.Tensor, stored: Any, path: Path) -> bool:
+    """Whether the module's own load will put stored into live; False leaves it alone, reported or refused."""
+    if not fits_shape(found, live, stored, path):
+        return False
+    reason = why_unwritable(live)
+    if reason:
+        found.problem(path, f"can't be written: the live tensor {reason}")
+        return False
+    if not isinstance(live, UninitializedTensorMixin):
+        found.targets.append(Target(path, live, stored))
+    return True
+
+
+def fits_shape(found: Findings, live: torch.Tensor, stored: Any, path: Path) -> bool:
+    """Whether stored is a tensor of live's shape; notes what refuses the restore."""
+    if not isinstance(stored, torch.Tensor):
+        found.problem(path, f"is {kind_of(stored)} in the checkpoint, a tensor in the live state")
+        return False
+    if isinstance(live, UninitializedTensorMixin):
+        return True
+    if live.shape != stored.shape:
+        found.reshaped_at(path, live, stored)
+        return False
+    if live.dtype != stored.dtype and found.strict:
+        found.problem(path, f"is {stored.dtype}, live {live.dtype}")
+        return False
+    return True
+
+
+def why_unwritable(live: torch.Tensor) -> str:
+    """Why writing into live would fail, or lose the values without a word; "" when it can be written."""
+    if isinstance(live, UninitializedTensorMixin):
+        return ""
+    if live.is_meta:
+        return "is on the meta device and has no memory: make it with to_empty(device=…) first"
+    if live.is_inference():
+        return "was made in inference mode: clone() it"
+    if live.is_conj() or live.is_neg():
+        return "is a lazily conjugated or negated view: clone() it"
+    if any(stride == 0 and size > 1 for stride, size in zip(live.stride(), live.shape, strict=True)):
+        return "is expanded, several of its elements share their memory: clone() it"
+    return ""

@@ -1,0 +1,126 @@
+# ruff: noqa: TID253
+"""Live tensors that share memory, wholly or in part: what is written to all of them must leave each right."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy
+import torch
+
+from ckptd.snapshot import keypath
+from ckptd.snapshot.keypath import Path
+from ckptd.tensors.restore_findings import Target
+
+_ALIGNMENT: Final = 16  # of the widest dtype
+
+
+def tie_faults(targets: Iterable[Target]) -> Iterator[tuple[Path, str]]:
+    """Key path and reason of each live tensor that would be overwritten by one it shares memory with.
+
+    Live tensors that are tied where the checkpoint has them apart are right only if their values are equal.
+    Each group is written into a copy of its memory, and every member is read back.
+    """
+    for group in _overlapping(targets):
+        first = group[0]
+        if all(_same_tensor(one, first) for one in group):
+            continue
+        for target in _overwritten(group):
+            other = next(one for one in group if one is not target)
+            yield (
+                target.path,
+                f"shares its memory with {keypath.show(other.path)} in the live state, "
+                "and their values in the checkpoint differ",
+            )
+
+
+def _overlapping(targets: Iterable[Target]) -> Iterator[list[Target]]:
+    """Groups of two or more whose bytes overlap."""
+    by_device: dict[torch.device, list[tuple[int, int, Target]]] = defaultdict(list)
+    for target in targets:
+        if target.live.numel():
+            begin = target.live.data_ptr()
+            by_device[target.live.device].append((begin, begin + _reach(target.live), target))
+    for spans in by_device.values():
+        spans.sort(key=lambda span: span[:2])
+        group: list[Target] = []
+        end = 0
+        for begin, stop, target in spans:
+            if group and begin >= end:
+                if len(group) > 1:
+                    yield group
+                group, end = [], 0
+            group.append(target)
+            end = max(end, stop)
+        if len(group) > 1:
+            yield group
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """Bytes from the first to past the last element; strides are never negative in torch."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize
+
+
+def _same_tensor(one: Target, other: Target) -> bool:
+    """Whether both are the same view of live memory, and the same view of stored memory: a tie kept."""
+    return _place(one.live) == _place(other.live) and _place(one.stored) == _place(other.stored)
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+
+
+def _overwritten(group: list[Target]) -> list[Target]:
+    start = min(target.live.data_ptr() for target in group) // _ALIGNMENT * _ALIGNMENT
+    if any(target.live.data_ptr() % target.live.itemsize for target in group):
+        return group  # torch can't view what lies askew; refused rather than guessed
+    size = max(target.live.data_ptr() + _reach(target.live) for target in group) - start
+    memory = torch.zeros(size, dtype=torch.uint8)
+    views = [_view(memory, target.live, target.live.data_ptr() - start) for target in group]
+    with torch.no_grad():
+        for view, target in zip(views, group, strict=True):
+            view.copy_(target.stored)
+        return [
+            target
+            for view, target in zip(views, group, strict=True)
+            if not same_bits(view, target.stored.to(device="cpu", dtype=view.dtype))
+        ]
+
+
+def _view(memory: torch.Tensor, live: torch.Tensor, offset: int) -> torch.Tensor:
+    """The part of memory that stands for live."""
+    part = memory[offset : offset + _reach(live)].view(live.dtype)
+    return part.as_strided(live.shape, live.stride(), part.storage_offset())
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two CPU tensors of one shape and dtype hold the same bytes; NaN equals itself, 0 isn't -0."""
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def same_stored(one: Any, other: Any) -> bool:
+    """Whether two stored values are equal to the bit and in type; False for what can't be compared."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and same_bits(one, other)
+    if isinstance(one, numpy.ndarray):
+        return (
+            one.shape == other.shape and one.dtype == other.dtype and bool(one.tobytes() == other.tobytes())
+        )
+    if isinstance(one, Mapping):
+        return list(one) == list(other) and all(same_stored(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple, deque)):
+        return len(one) == len(other) and all(map(same_stored, one, other))
+    if isinstance(one, (float, complex)):
+        return repr(one) == repr(other)
+    return bool(one == other)
