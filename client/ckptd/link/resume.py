@@ -45,6 +45,8 @@ class Resumed:
         passed_over: Newer ones that failed their checks, each with its reason.
         missing: Key paths that are in the live state and not in the checkpoint; they keep their values.
         unused: Key paths that are in the checkpoint and not in the live state; they were ignored.
+        reshaped: Key paths of tensors that have another shape in the checkpoint; they keep their values.
+        not_asked: Names of the components that the checkpoint has and `only` left out.
         sequence: The checkpoint's commit counter; None when it isn't one of this run.
         run_seconds: Training seconds up to it.
     """
@@ -54,6 +56,8 @@ class Resumed:
     passed_over: tuple[PassedOver, ...] = ()
     missing: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    reshaped: tuple[str, ...] = ()
+    not_asked: tuple[str, ...] = ()
     sequence: int | None = None
     run_seconds: float = 0.0
 
@@ -166,7 +170,8 @@ def _restore_from(
         NothingThere, CorruptCheckpoint, StateMismatch: The state is untouched.
     """
     path = Path(source)
-    return _apply(state, load_with_index(path, only=only), path, run_id, only, strict, ())
+    loaded = load_with_index(path, only=only, absent_ok=True)
+    return _apply(state, loaded, path, run_id, only, strict, ())
 
 
 def _load(entry: Entry, only: Collection[str] | None) -> Loaded:
@@ -174,7 +179,7 @@ def _load(entry: Entry, only: Collection[str] | None) -> Loaded:
         raise ReadFailed(entry.reason, where=str(entry.path), errno=entry.error)
     if entry.status != "committed":
         raise CorruptCheckpoint(entry.reason or entry.status)
-    return load_with_index(entry.path, only=only)
+    return load_with_index(entry.path, only=only, absent_ok=True)
 
 
 def _apply(
@@ -190,6 +195,8 @@ def _apply(
         passed_over=passed,
         missing=tuple(report.missing),
         unused=tuple(report.unused),
+        reshaped=tuple(report.reshaped),
+        not_asked=tuple(name for name in loaded.names if only is not None and name not in only),
         sequence=index.sequence if index is not None and own else None,
         run_seconds=index.run_seconds if index is not None else 0.0,
     )

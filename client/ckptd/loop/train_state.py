@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,31 +34,34 @@ class TrainState:
             "losses": list(self.losses),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` gave; `losses` stays the same list object.
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Whether load_state_dict would take `state`: every fault in one error. Changes nothing.
 
         Raises:
-            StateMismatch: Keys or types are others. Nothing was changed.
+            StateMismatch: Keys or types are others; `faults` lists them.
         """
         wanted = {"step", "epoch", "batch_in_epoch", "losses"}
         if not isinstance(state, Mapping) or set(state) != wanted:
             seen = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             raise StateMismatch("not a TrainState", seen=str(seen), wanted=str(sorted(wanted)))
-        counters = {name: _count(name, state[name]) for name in ("step", "epoch", "batch_in_epoch")}
-        losses = _numbers(state["losses"])
-        self.step, self.epoch, self.batch_in_epoch = counters.values()
-        self.losses[:] = losses
+        faults = tuple(fault for name in sorted(wanted) for fault in _faults(name, state[name]))
+        if faults:
+            raise StateMismatch("not a TrainState", seen="; ".join(faults), faults=faults)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` gave; `losses` stays the same list object.
+
+        Raises:
+            StateMismatch: As for check_state_dict. Nothing was changed.
+        """
+        self.check_state_dict(state)
+        self.step, self.epoch, self.batch_in_epoch = state["step"], state["epoch"], state["batch_in_epoch"]
+        self.losses[:] = state["losses"]
 
 
-def _count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise StateMismatch("not a counter", where=name, seen=repr(value), wanted="an int of 0 or more")
-    return value
-
-
-def _numbers(value: object) -> list[float]:
-    if not isinstance(value, list) or not all(isinstance(item, (int, float)) for item in value):
-        raise StateMismatch(
-            "not a loss history", where="losses", seen=type(value).__name__, wanted="a list of numbers"
-        )
-    return list(value)
+def _faults(name: str, value: object) -> Iterator[str]:
+    if name == "losses":
+        if not isinstance(value, list) or not all(isinstance(item, (int, float)) for item in value):
+            yield f"{name} is a {type(value).__name__}, wanted a list of numbers"
+    elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        yield f"{name} is {value!r:.80}, wanted an int of 0 or more"

@@ -39,12 +39,14 @@ class Loaded:
     Attributes:
         index: Its index; None for one of format v1.
         step: Finished optimizer steps.
-        components: By name, "rng" among them.
+        components: By name, "rng" among them; those that were asked for.
+        names: Of all components that the checkpoint has.
     """
 
     index: CheckpointIndex | None
     step: int
     components: dict[str, Any]
+    names: tuple[str, ...]
 
 
 def load(
@@ -84,18 +86,19 @@ def load_with_index(
     *,
     map_location: str | torch.device = "cpu",
     only: Collection[str] | None = None,
+    absent_ok: bool = False,
 ) -> Loaded:
-    """As `load`, with the index that proves the bytes."""
+    """As `load`, with the index that proves the bytes; with absent_ok `only` may name what it doesn't have."""
     device = _device(map_location)
     if isinstance(only, str):
         raise InvalidArgument("not a list of components", where="only", seen=repr(only), wanted=f"[{only!r}]")
     refuse_wrong_path(path)
     if _is_v1(Path(path)):
-        return _load_v1(path, device, only)
+        return _load_v1(path, device, only, absent_ok)
     with CheckpointReader(os.fspath(path), only=only) as reader:
-        components = _read(reader, only)
+        components, names = _read(reader, only, absent_ok)
         index = reader.index
-    return Loaded(index, index.step, moved(components, device))
+    return Loaded(index, index.step, moved(components, device), names)
 
 
 def _device(map_location: str | torch.device) -> torch.device:
@@ -143,22 +146,29 @@ def _is_v1(path: Path) -> bool:
         os.close(folder)
 
 
-def _load_v1(path: str | os.PathLike[str], device: torch.device, only: Collection[str] | None) -> Loaded:
+def _load_v1(
+    path: str | os.PathLike[str], device: torch.device, only: Collection[str] | None, absent_ok: bool
+) -> Loaded:
     from ckptd.tensors.v1 import read_v1
 
     found = read_v1(path)
-    return Loaded(None, found.step, moved(_select(found.components, only), device))
+    chosen = moved(_select(found.components, only, absent_ok), device)
+    return Loaded(None, found.step, chosen, tuple(found.components))
 
 
 # --- format v2 ------------------------------------------------------------------------------------
 
 
-def _read(reader: CheckpointReader, only: Collection[str] | None) -> dict[str, Any]:
+def _read(
+    reader: CheckpointReader, only: Collection[str] | None, absent_ok: bool
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     rows = _read_table(reader)
     body = META_FILE if reader.index.layout == "sharded" else SINGLE_FILE
-    components = _select(_payload(reader, body), only)
+    payload = _payload(reader, body)
+    chosen = _select(payload, only, absent_ok)
     shards = _read_shards(reader, rows)
-    return {name: decode(_with_tensors(value, shards, reader.path)) for name, value in components.items()}
+    components = {name: decode(_with_tensors(value, shards, reader.path)) for name, value in chosen.items()}
+    return components, tuple(payload)
 
 
 def _read_table(reader: CheckpointReader) -> tuple[TensorRow, ...]:
@@ -248,10 +258,10 @@ def _from_shard(tag: dict[str, Any], shards: Mapping[str, ShardTensors], where: 
     return tensor.requires_grad_() if tag.get("requires_grad") else tensor
 
 
-def _select(components: dict[str, Any], only: Collection[str] | None) -> dict[str, Any]:
+def _select(components: dict[str, Any], only: Collection[str] | None, absent_ok: bool) -> dict[str, Any]:
     if only is None:
         return components
-    unknown = [name for name in only if name not in components]
+    unknown = [] if absent_ok else [name for name in only if name not in components]
     if unknown:
         raise InvalidArgument(
             "no such component",

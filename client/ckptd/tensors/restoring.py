@@ -23,13 +23,13 @@ RNG: Final = "rng"
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What a restore left alone, by full key path.
+    """What a restore left alone; the first three by full key path.
 
     Attributes:
         missing: Live and not in the checkpoint; they keep their values.
         unused: In the checkpoint and not live; they were ignored.
         reshaped: Tensors of another shape in the checkpoint; they keep their values.
-        not_asked: Components of the checkpoint that `only` left out.
+        not_asked: Names of the checkpoint's components that `only` left out.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ def apply_state(
     set_rng = _plan_rng(components, names, found, asked=only is not None)
     planner.raise_problems()
     _write(state, writes, set_rng)
-    not_asked = [keypath.show((name,)) for name in components if name not in names]
+    not_asked = [str(name) for name in components if name not in names]
     return RestoreReport(found.missing, found.unused, found.reshaped, not_asked)
 
 
