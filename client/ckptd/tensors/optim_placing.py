@@ -1,0 +1,143 @@
+# ruff: noqa: TID253
+"""Where a stored tensor of an optimizer goes: into the tensor that is there, or in its place; on which device."""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import torch
+
+from ckptd.tensors.optim_storable import extent, place
+
+#: Single numbers that torch keeps on the host unless a kernel on the device reads them.
+_ON_HOST: Final = frozenset({"step", "mu_product"})
+
+
+class Placing:
+    """Puts stored values where live ones are, for one optimizer.
+
+    A tensor that fits is written into the live one: CUDA graphs, schedulers and `defaults` hold it. That is
+    done only while no two stored tensors would meet in one live memory; tensors that were one are one again.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._taken: dict[torch.device, list[tuple[int, int]]] = {}
+        self._placed: dict[Any, torch.Tensor] = {}
+        self._sources: list[torch.Tensor] = []  # kept alive: their addresses are the keys
+        for parameter in parameters:
+            self._take(parameter)
+
+    def state(self, saved: Any, before: Any, parameter: torch.Tensor, group: Mapping[str, Any]) -> Any:
+        """The state of one parameter as its optimizer keeps it; moments keep their dtype."""
+
+        def place_one(key: Any, value: torch.Tensor, old: Any) -> torch.Tensor:
+            return self._tensor(
+                step_of_fused(key, value, group), old, _device(key, value, old, parameter, group)
+            )
+
+        return rebuild(saved, before, place_one)
+
+    def own(self, saved: Any, before: Any) -> Any:
+        """State under a key of the optimizer's own, that is no parameter's."""
+        return rebuild(
+            saved, before, lambda key, value, old: self._tensor(value, old, _same_device(value, old))
+        )
+
+    def setting(self, before: Any, value: Any) -> Any:
+        """A setting of a group: a number where a one-element tensor is goes into that tensor."""
+        if isinstance(value, (int, float)) and isinstance(before, torch.Tensor) and before.numel() == 1:
+            return self._tensor(torch.full_like(before, value), before, before.device)
+        return self.own(value, before)
+
+    def _tensor(self, value: torch.Tensor, before: Any, device: torch.device) -> torch.Tensor:
+        key = (place(value), device) if value.layout is torch.strided and value.numel() else None
+        if key in self._placed:
+            return self._placed[key]
+        if can_take(before, value, device) and self._is_free(before):
+            self._take(before)
+            result: torch.Tensor = before.copy_(value)
+        else:
+            result = value.to(device)
+        if key is not None:
+            self._placed[key] = result
+            self._sources.append(value)
+        return result
+
+    def _is_free(self, tensor: torch.Tensor) -> bool:
+        if not tensor.numel():
+            return True
+        start, end = extent(tensor)
+        spans = self._taken.get(tensor.device, [])
+        at = bisect_left(spans, (start, start))
+        return (at == len(spans) or spans[at][0] >= end) and (at == 0 or spans[at - 1][1] <= start)
+
+    def _take(self, tensor: torch.Tensor) -> None:
+        if tensor.layout is torch.strided and tensor.numel():
+            insort(self._taken.setdefault(tensor.device, []), extent(tensor))
+
+
+def can_take(before: Any, value: torch.Tensor, device: torch.device) -> bool:
+    """Whether value can be written into before, a tensor on that device, and nothing is lost by it.
+
+    Not into what hangs on a graph (differentiable=True), can't be written, or shows a byte twice.
+    """
+    same = (
+        type(before) is type(value)
+        and before.shape == value.shape
+        and before.dtype == value.dtype
+        and before.device == device
+        and before.layout is value.layout is torch.strided
+        and before.stride() == value.stride()
+        and before.requires_grad == value.requires_grad
+    )
+    return (
+        same
+        and before.grad_fn is None
+        and not before.is_inference()
+        and not any(step == 0 and size > 1 for step, size in zip(before.stride(), before.shape, strict=True))
+    )
+
+
+def _device(
+    key: Any, value: torch.Tensor, before: Any, parameter: torch.Tensor, group: Mapping[str, Any]
+) -> torch.device:
+    if key in _ON_HOST and value.dim() == 0:
+        return parameter.device if group.get("capturable") or group.get("fused") else torch.device("cpu")
+    return before.device if isinstance(before, torch.Tensor) else parameter.device
+
+
+def _same_device(value: torch.Tensor, before: Any) -> torch.device:
+    return before.device if isinstance(before, torch.Tensor) else value.device
+
+
+def step_of_fused(key: Any, value: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor:
+    """value; the count of steps in the one dtype that fused kernels read, where the group is fused."""
+    return value.to(torch.float32) if key == "step" and group.get("fused") and value.dim() == 0 else value
+
+
+def rebuild(saved: Any, before: Any, visit: Callable[[Any, torch.Tensor, Any], Any], key: Any = None) -> Any:
+    """saved in containers of its own, every tensor replaced by visit(key, tensor, the live value there).
+
+    The stored containers are left alone. The key of a list's or tuple's items is that of the list.
+    """
+    if isinstance(saved, torch.Tensor):
+        return visit(key, saved, before)
+    if isinstance(saved, dict):
+        ours = before if isinstance(before, Mapping) else {}
+        result = copy.copy(saved)
+        result.update({name: rebuild(item, ours.get(name), visit, name) for name, item in saved.items()})
+        return result
+    if isinstance(saved, (list, tuple, deque)):
+        theirs = before if isinstance(before, (list, tuple, deque)) and len(before) == len(saved) else None
+        items = [
+            rebuild(item, None if theirs is None else theirs[index], visit, key)
+            for index, item in enumerate(saved)
+        ]
+        if isinstance(saved, tuple):
+            return tuple.__new__(type(saved), items)
+        return deque(items, saved.maxlen) if isinstance(saved, deque) else type(saved)(items)
+    return saved
