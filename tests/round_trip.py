@@ -63,7 +63,7 @@ def _same_dict(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, OrderedDict) and not same(vars(a).get("_metadata"), vars(b).get("_metadata")):
         return False
-    return same(list(a), list(b)) and all(same(a[key], b[key]) for key in a)
+    return same(list(a), list(b)) and all(map(same, a.values(), b.values()))
 
 
 def same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -43,9 +43,9 @@ _ODICT_META = int(Op.ODICT_META)
 class _Unstorable(Exception):
     """Carries the reason up the walk, which adds the keys it passes, innermost first."""
 
-    def __init__(self, what: str, seen: str) -> None:
+    def __init__(self, what: str, seen: str, todo: str = "") -> None:
         super().__init__(what)
-        self.what, self.seen = what, seen
+        self.what, self.seen, self.todo = what, seen, todo
         self.keys: list[Any] = []
 
 
@@ -69,7 +69,9 @@ class TreeWriter:
             self._value(value, 0)
         except _Unstorable as error:
             path = (*where, *reversed(error.keys))
-            raise UnstorableState(error.what, where=keypath.show(path), seen=error.seen) from None
+            raise UnstorableState(
+                error.what, where=keypath.show(path), seen=error.seen, todo=error.todo
+            ) from None
         if len(self._ops) > MAX_TREE_NODES:
             raise UnstorableState(
                 "too many values", where="state", seen=str(len(self._ops)), wanted=f"at most {MAX_TREE_NODES}"
@@ -144,7 +146,11 @@ class TreeWriter:
             return
         size = signed_bytes(value)
         if size > MAX_INT_BYTES:
-            raise _Unstorable("integer too long", f"{size} bytes, at most {MAX_INT_BYTES} can be read back")
+            raise _Unstorable(
+                "integer too long",
+                f"{size} bytes, at most {MAX_INT_BYTES} can be read back",
+                "store hex(value)",
+            )
         self._blob(_BIG, value.to_bytes(size, "little", signed=True))
 
     def _number(self, value: Any) -> int:
@@ -161,7 +167,8 @@ class TreeWriter:
                 try:
                     value.encode()
                 except UnicodeEncodeError:
-                    raise _Unstorable("string isn't valid Unicode text", ascii(value)[:200]) from None
+                    todo = "store value.encode('utf-8', 'surrogatepass')"
+                    raise _Unstorable("string isn't valid Unicode text", ascii(value)[:200], todo) from None
             number = self._strings[value] = len(self._strings)
         return number
 

@@ -22,6 +22,7 @@ _BY_CLASS: Final[Mapping[str, str]] = {
     "types.SimpleNamespace": "store vars(value)",
     "collections.UserDict": "store dict(value)",
     "collections.UserList": "store list(value)",
+    "numpy.dtype": "store value.str",
     "numpy.ma.MaskedArray": "store value.data and value.mask",
     "numpy.ndarray": "store numpy.asarray(value)",
     "numpy.random.bit_generator.BitGenerator": "store numpy.random.Generator(value)",

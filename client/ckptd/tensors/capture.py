@@ -19,6 +19,7 @@ import numpy
 import torch
 
 from ckptd.errors import InvalidArgument, UnstorableState
+from ckptd.format.storage_types import DTYPE_NAMES
 from ckptd.limits import MAX_TREE_DEPTH, MIB
 from ckptd.snapshot import keypath
 from ckptd.snapshot.descriptor import TensorSpec
@@ -159,12 +160,14 @@ class _Walker:
     def _enter(self, value: Any, path: Path) -> None:
         if id(value) in self._open:
             raise UnstorableState(
-                "the state contains itself", where=keypath.show(path), seen=tags.type_name(value)
-            )
+                "the state contains itself", where=keypath.show(path), seen=tags.type_name(value),
+                todo="store it without that reference, or only an index or name in its place",
+            )  # fmt: skip
         if self._depth >= MAX_TREE_DEPTH:
             raise UnstorableState(
-                "nested too deep", where=keypath.show(path), wanted=f"at most {MAX_TREE_DEPTH} levels"
-            )
+                "nested too deep", where=keypath.show(path), wanted=f"at most {MAX_TREE_DEPTH} levels",
+                todo="store it flat: a list of rows, or a dict by path",
+            )  # fmt: skip
         self._depth += 1
         self._open.add(id(value))
 
@@ -174,11 +177,12 @@ class _Walker:
         return {tags.check_key(key, path): self.store(item, (*path, key)) for key, item in value.items()}
 
     def _store_ordered_dict(self, value: OrderedDict[Any, Any], path: Path) -> Any:
-        extra = vars(value).keys() - {"_metadata"}
+        extra = [name for name, held in vars(value).items() if name != "_metadata" or held is None]
         if extra:
             raise UnstorableState(
-                "an OrderedDict with attributes", where=keypath.show(path), seen=", ".join(sorted(extra))
-            )
+                "an OrderedDict with attributes", where=keypath.show(path), seen=", ".join(sorted(extra)),
+                todo="store them as items, or delete them before the snapshot",
+            )  # fmt: skip
         if tags.MARKER in value:
             return tags.encode_dict(value, path, self.store)
         plain = OrderedDict(
@@ -202,7 +206,15 @@ class _Walker:
         return SizeValue(tuple(value))
 
     def _store_dtype(self, value: torch.dtype, path: Path) -> Any:
-        return DtypeValue(str(value).removeprefix("torch."))
+        name = str(value).removeprefix("torch.")
+        if name not in DTYPE_NAMES:
+            raise UnstorableState(
+                "a dtype that no archive names",
+                where=keypath.show(path),
+                seen=str(value),
+                todo="store str(value)",
+            )
+        return DtypeValue(name)
 
     def _store_device(self, value: torch.device, path: Path) -> Any:
         return DeviceValue(str(value))

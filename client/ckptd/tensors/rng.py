@@ -67,8 +67,9 @@ def plain_numpy(value: Any) -> Any:
 def restore_rng_state(state: Mapping[str, Any]) -> None:
     """Set every generator to a captured state; the next draws are those that followed the capture.
 
-    Accepts what `capture_rng_state` gives and the plain lists of format v1. CUDA states for devices that this
-    host doesn't have are skipped with one warning.
+    Accepts what `capture_rng_state` gives and the plain lists of format v1. CUDA states go to the devices of the
+    same number. Where this host has fewer devices, or more, than the checkpoint has states, one warning says
+    which were skipped, or which go on with the generators they have; a checkpoint without any changes none.
 
     Raises:
         StateMismatch: A part is missing or isn't a generator state. Nothing was set.
@@ -77,8 +78,12 @@ def restore_rng_state(state: Mapping[str, Any]) -> None:
     apply()
 
 
-def plan_rng(state: Mapping[str, Any]) -> Any:
+def plan_rng(state: Mapping[str, Any], cuda: Any = torch.cuda) -> Any:
     """Check a captured state wholly and return the function that sets it.
+
+    Args:
+        state: As for restore_rng_state.
+        cuda: Where the devices are: torch.cuda, or what has its is_available, device_count and set_rng_state.
 
     Raises:
         StateMismatch: As for restore_rng_state.
@@ -87,7 +92,7 @@ def plan_rng(state: Mapping[str, Any]) -> Any:
     try:
         python, legacy = _python_state(state["python"]), _numpy_legacy(state["numpy"])
         cpu = _bytes_tensor(state["torch"], "torch")
-        cuda = [_bytes_tensor(item, "cuda") for item in state.get("cuda") or []]
+        on_devices = [_bytes_tensor(item, "cuda") for item in state.get("cuda") or []]
         _try_out(python, legacy, cpu)
     except StateMismatch:
         raise
@@ -100,7 +105,7 @@ def plan_rng(state: Mapping[str, Any]) -> Any:
         random.setstate(python)
         numpy.random.set_state(legacy)
         torch.set_rng_state(cpu)
-        _set_cuda(cuda)
+        _set_cuda(on_devices, cuda)
 
     return apply
 
@@ -142,9 +147,9 @@ def _bytes_tensor(value: Any, part: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.detach().to(device="cpu", dtype=torch.uint8).contiguous()
     if isinstance(value, (bytes, bytearray)):
-        return torch.tensor(list(value), dtype=torch.uint8)
+        return torch.tensor(list(value), dtype=torch.uint8, device="cpu")
     if isinstance(value, (list, tuple, numpy.ndarray)):
-        return torch.tensor([int(byte) for byte in value], dtype=torch.uint8)
+        return torch.tensor([int(byte) for byte in value], dtype=torch.uint8, device="cpu")
     raise StateMismatch(
         "not a generator state",
         where=f"state['rng'][{part!r}]",
@@ -164,17 +169,22 @@ def _global_bit_generator() -> Any:
     return numpy.random.get_bit_generator()  # type: ignore[attr-defined]
 
 
-def _set_cuda(states: list[torch.Tensor]) -> None:
+def _set_cuda(states: list[torch.Tensor], cuda: Any) -> None:
     if not states:
         return
-    present = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    present = cuda.device_count() if cuda.is_available() else 0
     for device, saved in enumerate(states[:present]):
-        torch.cuda.set_rng_state(saved, device)
-    if len(states) > present:
-        warnings.warn(
-            f"state['rng']['cuda']: the checkpoint holds the RNG states of {len(states)} CUDA devices, "
-            f"this host has {present}; the others were skipped: "
-            "random draws on them don't continue where they stopped",
-            CheckpointWarning,
-            stacklevel=3,
-        )
+        cuda.set_rng_state(saved, device)
+    if len(states) == present:
+        return
+    rest = (
+        "the others were skipped: random draws on them don't continue where they stopped"
+        if len(states) > present
+        else "the further devices keep the generators they have"
+    )
+    warnings.warn(
+        f"state['rng']['cuda']: the checkpoint holds the RNG states of {len(states)} CUDA devices, "
+        f"this host has {present}; {rest}",
+        CheckpointWarning,
+        stacklevel=3,
+    )

@@ -35,7 +35,7 @@ class ShardTensors:
         for row in rows:
             place = (row.offset, row.bytes)
             if row.bytes == 0 or place not in memory:
-                memory[place] = torch.empty(row.bytes, dtype=torch.uint8)
+                memory[place] = torch.empty(row.bytes, dtype=torch.uint8, device="cpu")
             self.tensors[shard_key(row.key[1:])] = _shaped(memory[place], row, where)
         self.spans = [
             Span(offset, memoryview(memory[offset, size].numpy().data))

@@ -185,7 +185,11 @@ def _encode_array(value: numpy.ndarray, path: Path, walk: Walk) -> dict[str, Any
     flat = numpy.ascontiguousarray(value.T if order == "F" else value).reshape(-1)
     if not flat.flags.writeable:
         flat = flat.copy()  # torch takes no read-only memory without a warning
-    data = torch.from_numpy(flat.view(numpy.uint8)) if flat.nbytes else torch.empty(0, dtype=torch.uint8)
+    data = (
+        torch.from_numpy(flat.view(numpy.uint8))
+        if flat.nbytes
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
     return {
         MARKER: "ndarray",
         "dtype": value.dtype.str,

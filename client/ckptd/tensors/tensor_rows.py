@@ -115,21 +115,30 @@ def _fault(tensor: torch.Tensor) -> tuple[str, str] | None:
     if NAME_OF_DTYPE.get(tensor.dtype) not in STORAGE_TYPES:
         return "a tensor of a dtype that no archive holds", "store view(torch.uint8)"
     if not _has_memory(tensor):
-        return "a tensor whose memory was freed", "snapshot before it is, or gather it first (FSDP does that)"
+        return (
+            "a tensor that has no memory (freed, or inside vmap)",
+            "snapshot where it is whole: gather it first",
+        )
     if len(tensor.shape) > MAX_TENSOR_DIMS:
         return f"a tensor has more than {MAX_TENSOR_DIMS} dimensions", "reshape it"
     return None
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether the storage covers the tensor: one that was resized below it, reading would kill the process."""
+    """Whether the storage covers the tensor: one that was resized below it, reading would kill the process.
+
+    False also for a tensor that has no storage, as inside torch.func.vmap.
+    """
     count = tensor.numel()
     if count and not tensor.is_contiguous():
         count = 1 + sum(
             (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
         )
     needed = (tensor.storage_offset() + count) * tensor.itemsize if count else 0
-    return needed <= tensor.untyped_storage().nbytes()
+    try:
+        return needed <= tensor.untyped_storage().nbytes()
+    except NotImplementedError:
+        return False
 
 
 def _describe(tensor: torch.Tensor) -> str:
