@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ckptd.registered import register_type as register_type
     from ckptd.snapshot.descriptor import Sharding as Sharding
     from ckptd.tensors.atomic import atomic_save as atomic_save
+    from ckptd.tensors.gradients import Gradients as Gradients
     from ckptd.tensors.loading import load as load
     from ckptd.tensors.migrate import migrate_v1_to_v2 as migrate_v1_to_v2
     from ckptd.tensors.rng import capture_rng_state as capture_rng_state
@@ -44,6 +45,7 @@ _WHERE = {
     "TrainState": "ckptd.loop.train_state",
     "register_type": "ckptd.registered",
     "ResumableLoader": "ckptd.loop.loader",
+    "Gradients": "ckptd.tensors.gradients",
     "Sharding": "ckptd.snapshot.descriptor",
     "CkptdError": "ckptd.errors",
     "CheckpointWarning": "ckptd.errors",

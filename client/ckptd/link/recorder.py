@@ -10,7 +10,7 @@ from ckptd.disk.rootdir import Root
 from ckptd.disk.series import read_series
 from ckptd.errors import NoDaemon, ReadFailed, SharedMemoryTooSmall, TimedOut
 from ckptd.link.client_options import DEFAULT_CADENCE, ClientOptions
-from ckptd.link.failures import Failure, Failures
+from ckptd.link.failures import Failure, Failures, warn
 from ckptd.link.resume import Resumed
 from ckptd.link.staging import Payload
 from ckptd.link.ticket import Ticket
@@ -18,6 +18,7 @@ from ckptd.link.writers import Writer
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import encode
 from ckptd.snapshot.slots import needed_bytes
+from ckptd.tensors.accumulation import accumulated_in
 from ckptd.tensors.capture import Captured, capture, copy_into, foresee
 from ckptd.versions import versions
 
@@ -50,7 +51,7 @@ class Recorder:
         self._earlier_seconds: float | None = None  # None: not looked up yet, see _seconds_before
         self._began = self._last_at = time.monotonic()
         self._last_step: int | None = None
-        self._knows_last = False
+        self._knows_last = self._said_gradients = False
 
     def reserve(self, state: Mapping[Any, Any], at_least: int = 0) -> None:
         """Have memory for snapshots of `state`, what training adds to it foreseen; see Client.reserve."""
@@ -77,6 +78,7 @@ class Recorder:
         except (TimedOut, NoDaemon) as error:
             ticket.become("skipped", error=error)
             self._failures.failed(Failure(ticket.snapshot, step, error, "was skipped"))
+        self._say_if_gradients_are_left_out(step, state)
         return ticket
 
     def is_due(self, step: int) -> bool:
@@ -119,6 +121,17 @@ class Recorder:
             metrics=metrics, versions=versions(), state=captured.state, tensors=captured.tensors,
             data_bytes=captured.data_bytes, sharding=self._options.sharding,
         )  # fmt: skip
+
+    def _say_if_gradients_are_left_out(self, step: int, state: Mapping[Any, Any]) -> None:
+        """Once per client. After the snapshot: where warnings are errors it is taken all the same."""
+        if self._said_gradients or (where := accumulated_in(state)) is None:
+            return
+        self._said_gradients = True
+        warn(
+            f"step {step}: {where} has gradients accumulated since its last step, and they are not in the snapshot: a "
+            'run resumed from it lacks them. Add "gradients": ckptd.Gradients(model) to the state, or save right '
+            "after optimizer.step(). If the loop clears them before its next backward(), nothing is lost"
+        )
 
     def _seconds_before(self) -> float:
         """The run's seconds before this client; without a restore the head's, read once.

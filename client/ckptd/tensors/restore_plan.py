@@ -43,6 +43,11 @@ class Planner:
             return None
         return self.plan(self._state[name], components[name], (name,))
 
+    @property
+    def planned(self) -> list[Any]:
+        """Every live object that gets a stored value, at any depth."""
+        return [live for live, _, _ in self._met.values()]
+
     def raise_problems(self) -> None:
         """Raise StateMismatch when anything that was planned can't be done, or would come out wrong."""
         for path, fault in tie_faults(self.found.targets):
@@ -110,7 +115,8 @@ class Planner:
         faults = list(object_faults(live, stored, path))
         for where, fault in faults:
             self.found.problem(where, fault)
-        if not faults and isinstance(stored, Mapping) and not stored and live.state_dict():
+        judges = callable(getattr(live, "check_state_dict", None))  # whether empty is right: Gradients may be
+        if not (faults or judges) and isinstance(stored, Mapping) and not stored and live.state_dict():
             self.found.problem(
                 path,
                 f"is empty in the checkpoint, the live {type(live).__qualname__} has state (disabled then?)",

@@ -12,6 +12,7 @@ import torch
 from ckptd.errors import InvalidArgument, RestoreFailed, StateMismatch
 from ckptd.snapshot import keypath
 from ckptd.tensors.capture import has_state_dict
+from ckptd.tensors.gradients import without_gradients
 from ckptd.tensors.optim_restore import shorten
 from ckptd.tensors.registered_restore import faults_of_classes
 from ckptd.tensors.restore_findings import Findings, Write
@@ -49,7 +50,8 @@ def apply_state(
 
     Modules, optimizers, objects with `load_state_dict`, generators, tensors, lists and dicts are restored in
     place; numbers, strings and the like are set in the container that holds them. Optimizer state is matched
-    by parameter name. The global generators are set last.
+    by parameter name. The gradients of what is restored are cleared, unless a `Gradients` restores them. The
+    global generators are set last.
 
     Args:
         state: As for a snapshot.
@@ -79,7 +81,7 @@ def apply_state(
         found.problem(path, fault)
     set_rng = _plan_rng(components, names, found, asked=only is not None)
     planner.raise_problems()
-    _write(state, writes, set_rng)
+    _write(state, writes, set_rng, without_gradients(planner.planned))
     not_asked = [str(name) for name in components if name not in names]
     return RestoreReport(found.missing, found.unused, found.reshaped, not_asked)
 
@@ -123,8 +125,9 @@ def _plan_rng(
 
 
 def _write(
-    state: MutableMapping[Any, Any], writes: Mapping[Any, Write | None], set_rng: Callable[[], None] | None
-) -> None:
+    state: MutableMapping[Any, Any], writes: Mapping[Any, Write | None], set_rng: Callable[[], None] | None,
+    to_clear: Collection[torch.Tensor],
+) -> None:  # fmt: skip
     touched = False
     # Objects first: only their own code may still refuse, and no parameter is overwritten by then.
     for name in sorted(writes, key=lambda name: _turn(state[name])):
@@ -140,6 +143,8 @@ def _write(
                 raise  # ours refuse before they change anything
             raise _half_way(name, error) from error
         touched = True
+    for parameter in to_clear:  # a gradient of before would count in the next step, or in an accumulation
+        parameter.grad = None
     if set_rng is not None:
         try:
             set_rng()

@@ -1,0 +1,187 @@
+# ruff: noqa: TID253
+"""Whether gradients were accumulated since the last optimizer step: what a snapshot without them would lose.
+
+Torch's hook after every optimizer step notes the gradient of one parameter of each group: which tensor it is and
+how often it was changed. A snapshot that finds another one, and not all zeros, comes after a backward pass that no
+step has used. The hook touches no object of the user and keeps no gradient alive.
+
+What looks like that and isn't is no reason for a warning, so in doubt there is none:
+
+- Zeros: what zero_grad(set_to_none=False) leaves.
+- Infinities and NaN: GradScaler left out the step. The next one begins with zero_grad.
+- A backward pass through a model whose own optimizer stepped before (a GAN's discriminator): whoever steps last has
+  the notes of all renewed.
+- A step that torch.compile took in: nothing is known of it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import TensorWeakRef
+
+from ckptd.limits import MAX_TREE_DEPTH
+from ckptd.snapshot import keypath
+from ckptd.snapshot.keypath import Path
+from ckptd.tensors.gradients import Gradients
+from ckptd.tensors.registered_tags import fields_of
+
+__all__ = ["accumulated_in"]
+
+#: Above this many optimizers each renews its own notes only: one for each parameter would cost a square.
+_MOST_RENEWED: Final = 8
+#: Longer ones hold data, such as losses; to look into them at each snapshot would cost more than to copy them.
+_LONGEST_SEARCHED: Final = 1000
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+
+
+class _Note:
+    """The gradient that a parameter had at the end of the last step."""
+
+    __slots__ = ("_grad", "_parameter", "_version")
+
+    def __init__(self, parameter: torch.Tensor, grad: torch.Tensor) -> None:
+        self._parameter, self._grad = TensorWeakRef(parameter), TensorWeakRef(grad)
+        self._version = grad._version
+
+    def is_of(self, parameter: torch.Tensor) -> bool:
+        """Another parameter may have the address of one that is gone."""
+        return self._parameter() is parameter
+
+    def is_alive(self) -> bool:
+        return self._parameter() is not None
+
+    def is_still(self, grad: torch.Tensor) -> bool:
+        return self._grad() is grad and grad._version == self._version
+
+
+class _Watch:
+    """The notes of this process, by the address of the parameter."""
+
+    def __init__(self) -> None:
+        self.blind = False  #: a compiled step isn't noted
+        self._notes: dict[int, _Note] = {}
+        self._stepped: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self._sweep_at = 1024
+
+    def after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        """Torch calls it after each step of any optimizer."""
+        if torch.compiler.is_compiling():  # traced: only this assignment is left, made at each compiled step
+            self.blind = True
+            return
+        for each in self._to_renew(optimizer):
+            for group in each.param_groups:
+                self._note(group["params"])
+        if len(self._notes) > self._sweep_at:
+            self._notes = {key: note for key, note in list(self._notes.items()) if note.is_alive()}
+            self._sweep_at = 2 * len(self._notes) + 1024
+
+    def _to_renew(self, optimizer: torch.optim.Optimizer) -> Iterable[torch.optim.Optimizer]:
+        # Other threads may step too: what is walked here is never the dict itself.
+        if id(optimizer) not in self._stepped or self._stepped[id(optimizer)]() is not optimizer:
+            alive = {key: ref for key, ref in list(self._stepped.items()) if ref() is not None}
+            self._stepped = {**alive, id(optimizer): weakref.ref(optimizer)}
+        if not 1 < len(self._stepped) <= _MOST_RENEWED:
+            return (optimizer,)
+        return [each for ref in list(self._stepped.values()) if (each := ref()) is not None]
+
+    def _note(self, parameters: Iterable[torch.Tensor]) -> None:
+        for parameter in parameters:
+            grad = _grad_of(parameter)
+            if grad is not None and not grad.is_inference():  # such a one counts no changes
+                self._notes[id(parameter)] = _Note(parameter, grad)
+                return
+
+    def noted(self, parameters: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, _Note]]:
+        """Those of the parameters that have a note."""
+        for parameter in parameters:
+            note = self._notes.get(id(parameter))
+            if note is not None and note.is_of(parameter):
+                yield parameter, note
+
+
+_watch = _Watch()
+register_optimizer_step_post_hook(_watch.after_step)
+
+
+def accumulated_in(state: Mapping[Any, Any]) -> str | None:
+    """The key path of an optimizer of the state whose gradients grew since the last step and aren't in the state.
+
+    None when there is none, or when it can't be told. Before the first step of all, every gradient that isn't
+    zero counts.
+    """
+    if _watch.blind:
+        return None
+    found = list(_objects(state, (), 0))
+    optimizers = [(path, each) for path, each in found if isinstance(each, torch.optim.Optimizer)]
+    notes = [list(_watch.noted(_parameters(optimizer))) for _, optimizer in optimizers]
+    stored: set[int] | None = None
+    for (path, optimizer), own in zip(optimizers, notes, strict=True):
+        grown = _grown(own) if any(notes) else _any_gradient(optimizer)
+        if grown is None or _step_was_left_out(optimizer):
+            continue
+        if stored is None:
+            parts = [part for _, part in found if isinstance(part, Gradients)]
+            stored = {id(each) for part in parts for each in part.parameters().values()}
+        if id(grown) not in stored:
+            return keypath.show(path)
+    return None
+
+
+def _grown(noted: Iterable[tuple[torch.Tensor, _Note]]) -> torch.Tensor | None:
+    for parameter, note in noted:
+        grad = _grad_of(parameter)
+        if grad is not None and not note.is_still(grad) and _is_something(grad):
+            return parameter
+    return None
+
+
+def _any_gradient(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    for parameter in _parameters(optimizer):
+        grad = _grad_of(parameter)
+        if grad is not None and _is_something(grad):
+            return parameter
+    return None
+
+
+def _is_something(grad: torch.Tensor) -> bool:
+    return _can_be_looked_at(grad) and bool(_values(grad).any())
+
+
+def _step_was_left_out(optimizer: torch.optim.Optimizer) -> bool:
+    grads = [grad for each in _parameters(optimizer) if (grad := _grad_of(each)) is not None]
+    return any(not bool(torch.isfinite(_values(grad)).all()) for grad in grads if _can_be_looked_at(grad))
+
+
+def _grad_of(parameter: torch.Tensor) -> torch.Tensor | None:
+    """Its gradient; of a non-leaf, which a differentiable optimizer makes, torch would warn at the question."""
+    return parameter.grad if parameter.is_leaf else None
+
+
+def _can_be_looked_at(grad: torch.Tensor) -> bool:
+    """Whether its values are here, and of a dtype that torch can compare."""
+    if type(grad) not in _PLAIN or grad.is_meta:
+        return False
+    return grad.is_complex() or (grad.is_floating_point() and grad.itemsize >= 2)
+
+
+def _values(grad: torch.Tensor) -> torch.Tensor:
+    return grad.detach() if grad.layout is torch.strided else grad.detach().coalesce().values()
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _objects(value: Any, path: Path, depth: int) -> Iterator[tuple[Path, Any]]:
+    if isinstance(value, (torch.optim.Optimizer, Gradients)):
+        yield path, value
+    elif depth < MAX_TREE_DEPTH:
+        inner = fields_of(value) or value
+        if isinstance(inner, (Mapping, list, tuple)) and len(inner) <= _LONGEST_SEARCHED:
+            for key, item in inner.items() if isinstance(inner, Mapping) else enumerate(inner):
+                yield from _objects(item, (*path, key), depth + 1)
