@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -81,6 +81,17 @@ class Findings:
 
     def reshaped_at(self, path: Path, live: torch.Tensor, stored: torch.Tensor) -> None:
         self._tolerate(self.reshaped, path, f"has shape {list(stored.shape)}, live {list(live.shape)}")
+
+    def left_alone(
+        self, path: Path, missing: Iterable[str], unused: Iterable[str], reshaped: Iterable[str]
+    ) -> None:
+        """Enter the names that an object at path left alone, with strict=False."""
+        for found, names in (
+            (self.missing, missing),
+            (self.unused, unused),
+            (self.reshaped, reshaped),
+        ):
+            found.extend(keypath.show((*path, name)) for name in names)
 
     def _tolerate(self, found: list[str], path: Path, fault: str) -> None:
         if self.strict:

@@ -14,8 +14,9 @@ from ckptd.snapshot.keypath import Path
 from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.generator_state import GENERATORS, kind_of, set_generator, skip_generator
 from ckptd.tensors.object_faults import object_faults
-from ckptd.tensors.optim import is_torch_form, name_parameters
-from ckptd.tensors.optim_restore import match_optimizer
+from ckptd.tensors.optim import held_optimizer, is_torch_form, name_parameters
+from ckptd.tensors.optim_names import by_live_names
+from ckptd.tensors.optim_restore import has_own_load, match_optimizer
 from ckptd.tensors.restore_data import IMMUTABLE_SCALARS, plan_data
 from ckptd.tensors.restore_findings import Findings, Write
 from ckptd.tensors.restore_module import plan_module
@@ -68,7 +69,7 @@ class Planner:
         self._ask(live, stored, path)
         if isinstance(live, torch.nn.Module):
             return plan_module(self.found, live, stored, path)
-        if isinstance(live, torch.optim.Optimizer):
+        if isinstance(live, torch.optim.Optimizer) or held_optimizer(live) is not None:
             return self._optimizer(live, stored, path)
         return self._object(live, stored, path)
 
@@ -94,16 +95,19 @@ class Planner:
         except Exception as error:  # noqa: BLE001 - the user's own code; what it raises refuses too
             self.found.problem(path, f"failed its check_state_dict: {type(error).__name__}: {error}")
 
-    def _optimizer(self, live: torch.optim.Optimizer, stored: Any, path: Path) -> Write:
-        if not is_torch_form(stored) and has_own_form(live):
+    def _optimizer(self, live: Any, stored: Any, path: Path) -> Write:
+        """Of an optimizer, or of an object that wraps one and gives its state."""
+        if not is_torch_form(stored) and (has_own_load(live) or not isinstance(live, torch.optim.Optimizer)):
             return self._object(live, stored, path)
         if self._names is None:
             self._names = name_parameters(self._state)
+        stored = by_live_names(held_optimizer(live), self._names, stored)
         try:
-            plan = match_optimizer(live, self._names, stored)
+            plan = match_optimizer(live, self._names, stored, strict=self.found.strict)
         except StateMismatch as error:
             self.found.refused(path, error)
             return lambda: live
+        self.found.left_alone(path, plan.missing, plan.unused, plan.reshaped)
 
         def write() -> Any:
             plan.apply()
@@ -141,8 +145,3 @@ class Planner:
             return live
 
         return write
-
-
-def has_own_form(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the optimizer overrides how its state is given and taken."""
-    return type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict

@@ -78,7 +78,7 @@ def _overwritten(group: list[Target]) -> list[Target]:
     if any(target.live.data_ptr() % target.live.itemsize for target in group):
         return group  # torch can't view what lies askew; refused rather than guessed
     size = max(target.live.data_ptr() + _reach(target.live) for target in group) - start
-    memory = torch.zeros(size, dtype=torch.uint8)
+    memory = torch.zeros(size, dtype=torch.uint8, device="cpu")
     views = [_view(memory, target.live, target.live.data_ptr() - start) for target in group]
     with torch.no_grad():
         for view, target in zip(views, group, strict=True):
