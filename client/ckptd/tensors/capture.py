@@ -28,8 +28,9 @@ from ckptd.snapshot.values import DeviceValue, DtypeValue, PackedNumbers, SizeVa
 from ckptd.tensors import tags
 from ckptd.tensors.advice import advice, has_method
 from ckptd.tensors.copying import copy_tensors
+from ckptd.tensors.gradients import Gradients, gradient_bytes_to_come
 from ckptd.tensors.module_names import canonical_state_dict
-from ckptd.tensors.optim import moment_bytes_to_come, name_parameters, optimizer_to_plain
+from ckptd.tensors.optim import held_optimizer, moment_bytes_to_come, name_parameters, optimizer_to_plain
 from ckptd.tensors.rng import capture_rng_state
 from ckptd.tensors.tensor_rows import TensorRows
 
@@ -99,22 +100,27 @@ def foresee(state: Mapping[Any, Any]) -> int:
     """Tensor bytes a snapshot of this state will need once training is under way.
 
     Optimizer state that doesn't exist yet is counted as two fp32 tensors (Adam's moments) for each trained
-    parameter, three with amsgrad; a margin for small things that come later is added.
+    parameter, three with amsgrad; a gradient that a `Gradients` will store as one tensor like the parameter. A
+    margin for small things that come later is added.
 
     Raises:
         UnstorableState, InvalidArgument: As for capture.
     """
     now = capture(state).data_bytes
-    coming = sum(moment_bytes_to_come(optimizer) for optimizer in _optimizers(state, 0))
+    coming = sum(_bytes_to_come(value) for value in _growing(state, 0))
     return (now + coming) * 21 // 20 + MIB
 
 
-def _optimizers(value: Any, depth: int) -> list[torch.optim.Optimizer]:
-    if isinstance(value, torch.optim.Optimizer):
+def _bytes_to_come(value: torch.optim.Optimizer | Gradients) -> int:
+    return gradient_bytes_to_come(value) if isinstance(value, Gradients) else moment_bytes_to_come(value)
+
+
+def _growing(value: Any, depth: int) -> list[torch.optim.Optimizer | Gradients]:
+    if isinstance(value, (torch.optim.Optimizer, Gradients)):
         return [value]
     if depth < MAX_TREE_DEPTH and isinstance(value, (Mapping, list, tuple)):
         items = value.values() if isinstance(value, Mapping) else value
-        return [found for item in items for found in _optimizers(item, depth + 1)]
+        return [found for item in items for found in _growing(item, depth + 1)]
     return []
 
 
@@ -220,9 +226,9 @@ class _Walker:
         return DeviceValue(str(value))
 
     def _store_other(self, value: Any, path: Path) -> Any:
-        if isinstance(value, torch.optim.Optimizer):
-            return self._store_optimizer(value, path)
         if has_state_dict(value):
+            if held_optimizer(value) is not None:
+                return self._store_optimizer(value, path)
             is_module = isinstance(value, torch.nn.Module)
             call = partial(canonical_state_dict, value) if is_module else value.state_dict
             return self.store(_state_dict_of(value, call, path), path)
@@ -233,11 +239,12 @@ class _Walker:
             )
         return tagged
 
-    def _store_optimizer(self, value: torch.optim.Optimizer, path: Path) -> Any:
+    def _store_optimizer(self, value: Any, path: Path) -> Any:
+        """Of an optimizer, or of an object that wraps one and gives its state."""
         if self._names is None:
             self._names = name_parameters(self._state)
         names = self._names
-        return self.store(_state_dict_of(value, lambda: optimizer_to_plain(value, names), path), path)
+        return self.store(_state_dict_of(value, lambda: optimizer_to_plain(value, names, path), path), path)
 
 
 _HANDLERS: Final[dict[type, Callable[[_Walker, Any, Path], Any]]] = {

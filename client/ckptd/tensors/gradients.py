@@ -84,7 +84,7 @@ class Gradients:
                 parameter.grad = None if stored is None else _placed(stored.detach(), parameter)
 
 
-def bytes_to_come(gradients: Gradients) -> int:
+def gradient_bytes_to_come(gradients: Gradients) -> int:
     """Bytes of the gradients that training will make: one the size of each trained parameter without one."""
     missing = [each for each in gradients.parameters().values() if each.requires_grad and each.grad is None]
     return sum(each.numel() * each.itemsize + 64 for each in missing)
