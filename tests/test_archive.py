@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptd.format.archive import ArchivePlan, SlotRange, plan_archive
-from ckptd.format.pickle_emit import contiguous_stride
 from ckptd.format.plan import plan_checkpoint
 from ckptd.format.storage_types import STORAGE_TYPES
+from ckptd.format.strides import contiguous_stride
 from ckptd.snapshot.descriptor import TensorSpec
 from ckptd.snapshot.descriptor_codec import decode, encode
 from ckptd.snapshot.values import TensorRef

@@ -18,6 +18,7 @@ from typing import Any, Final
 from ckptd.errors import UnstorableState
 from ckptd.format.pickled_numbers import packed_items
 from ckptd.format.storage_types import DTYPE_NAMES, STORAGE_TYPES
+from ckptd.format.strides import contiguous_stride
 from ckptd.snapshot.descriptor import TensorSpec
 from ckptd.snapshot.tree_columns import MAX_INT_BYTES, signed_bytes
 from ckptd.snapshot.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue, TensorRef
@@ -58,16 +59,6 @@ def emit(value: Any, rows: Sequence[TensorSpec], substitutes: Mapping[int, Any] 
     emitter = _Emitter(rows, substitutes)
     emitter.value(value)
     return Emitted(data=bytes(emitter.out + b"."), storages=tuple(emitter.storages), tensors=emitter.tensors)
-
-
-def contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in elements, that torch gives a tensor of this shape in C order."""
-    stride: list[int] = []
-    step = 1
-    for size in reversed(shape):
-        stride.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(stride))
 
 
 class _Emitter:
@@ -262,20 +253,28 @@ class _Emitter:
         if pieces is not None:
             self.out += pieces[0] + _uint32(b"X", len(key)) + key + pieces[1]
             return
-        self._before_key(row)
+        self._before_key(row, requires_grad)
         self.out += _uint32(b"X", len(key)) + key
         self._after_key(row, requires_grad)
         # The memo has all of it now: the next tensor that looks like this is the same bytes but for the key.
         written, self.out = self.out, bytearray()
-        self._before_key(row)
+        self._before_key(row, requires_grad)
         before, self.out = bytes(self.out), bytearray()
         self._after_key(row, requires_grad)
         self._pieces[look] = (before, bytes(self.out))
         self.out = written
 
-    def _before_key(self, row: TensorSpec) -> None:
+    def _before_key(self, row: TensorSpec, requires_grad: bool) -> None:
         legacy = STORAGE_TYPES[row.dtype].legacy_class
-        self._global(f"torch._utils _rebuild_tensor_v{3 if legacy is None else 2}")
+        if legacy is None and requires_grad:
+            # _rebuild_tensor_v3 fails with requires_grad (what torch.save writes of such a tensor can't be
+            # loaded): it is an attribute that is set on the tensor once it is rebuilt.
+            self._global("torch._tensor _rebuild_from_type_v2")
+            self.out += b"("
+            self._global("torch._utils _rebuild_tensor_v3")
+            self._global("torch Tensor")
+        else:
+            self._global(f"torch._utils _rebuild_tensor_v{3 if legacy is None else 2}")
         self.out += b"(("
         self._str("storage")
         self._global("torch.storage UntypedStorage" if legacy is None else f"torch {legacy}")
@@ -288,8 +287,12 @@ class _Emitter:
         self._int(0)  # storage offset
         self._tuple(row.shape)
         self._tuple(contiguous_stride(row.shape) if row.stride is None else row.stride)
-        self._bool(requires_grad)
+        self._bool(requires_grad and not untyped)
         self._empty_ordered_dict()  # backward hooks
         if untyped:
             self._global(f"torch {row.dtype}")
-        self.out += b"tR"
+        self.out += b"t"
+        if untyped and requires_grad:
+            self._dict({"requires_grad": True})
+            self.out += b"t"
+        self.out += b"R"

@@ -38,6 +38,7 @@ STORAGE_TYPES: Final[dict[str, StorageType]] = {
     "complex128": StorageType(16, "ComplexDoubleStorage"),
     "complex64": StorageType(8, "ComplexFloatStorage"),
     "complex32": StorageType(4, None),
+    "bcomplex32": StorageType(4, None),
     "uint16": StorageType(2, None),
     "uint32": StorageType(4, None),
     "uint64": StorageType(8, None),

@@ -22,7 +22,7 @@ from ckptd.snapshot.values import TensorRef
 RESERVED_NAMES = frozenset({"schema", "wall_saved_at", "step"})
 
 _MAX_BYTES = 2**60
-_DIFFERENTIABLE = ("float", "bfloat", "complex")
+_DIFFERENTIABLE = ("float", "bfloat", "complex", "bcomplex")
 _HEX = frozenset("0123456789abcdef")
 
 
