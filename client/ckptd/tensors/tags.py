@@ -12,7 +12,7 @@ Decoding builds only the types named here, imports nothing and runs no code that
 | namedtuple | module, name, fields, items |
 | frozenset, deque | items; deque also maxlen |
 | bytearray | data |
-| ndarray | dtype (NumPy's dtype.str), shape, order ("C" or "F"), data (a uint8 tensor) |
+| ndarray | dtype (a name for numpy.dtype, mostly its str), shape, order ("C" or "F"), data (a uint8 tensor) |
 | numpy-scalar | dtype, data (bytes) |
 | torch-generator | device, state (bytes) |
 | numpy-generator, numpy-random-state | bit_generator, state (a dict of plain values) |
@@ -192,7 +192,7 @@ def _encode_array(value: numpy.ndarray, path: Path, walk: Walk) -> dict[str, Any
     )
     return {
         MARKER: "ndarray",
-        "dtype": value.dtype.str,
+        "dtype": _dtype_name(value.dtype),
         "shape": list(value.shape),
         "order": order,
         "data": walk(data, path),
@@ -201,7 +201,12 @@ def _encode_array(value: numpy.ndarray, path: Path, walk: Walk) -> dict[str, Any
 
 def _encode_scalar(value: numpy.generic, path: Path) -> dict[str, Any]:
     _check_dtype(value, path)
-    return {MARKER: "numpy-scalar", "dtype": value.dtype.str, "data": value.tobytes()}
+    return {MARKER: "numpy-scalar", "dtype": _dtype_name(value.dtype), "data": value.tobytes()}
+
+
+def _dtype_name(dtype: numpy.dtype[Any]) -> str:
+    """dtype.str, or where that names another class of the same bits (longlong and int64) one that tells them apart."""
+    return dtype.str if numpy.dtype(dtype.str).type is dtype.type else dtype.byteorder + dtype.char
 
 
 def _check_dtype(value: Any, path: Path) -> None:
