@@ -193,12 +193,21 @@ class Client:
         earlier client left in shared memory are waited for first (at most busy_timeout_s). Later snapshots go
         on from the checkpoint that was restored. The memory for them is reserved here.
 
+        Everything is checked before anything is written. Live objects stay the objects they are, on their own
+        devices, with their own `requires_grad`; whether a module is compiled or wrapped in DDP makes no
+        difference. Random generators are set last and never change device; a CUDA device whose state the
+        checkpoint lacks keeps its own, and one this host lacks is skipped, both with a warning.
+
         Args:
-            state: As for snapshot(). Restored in place, random generators last.
+            state: As for snapshot(). Restored in place.
             step: Restore the checkpoint of this step.
-            source: Restore exactly this checkpoint: a folder, also of another run, or a file of format v1.
-            only: Restore only these names; "rng" is one. None means all.
-            strict: False lets names be missing on either side and reports them.
+            source: Restore exactly this checkpoint: a folder, also of another run or by ckptd.save, or a file of
+                format v1. One that isn't of this run is a warm start: values and step are taken over, and the
+                run's seconds, its line and the cadence begin anew (its first step is saved if the cadence says so).
+            only: Restore only these names; "rng" is one, and without it the generators stay as they are. What
+                is left out is untouched, and named in `not_asked`. None means all.
+            strict: False lets names be missing on either side, and tensors have another shape: they are left alone
+                and reported by key path. What the live objects themselves refuse is refused all the same.
 
         Returns:
             What was restored, or None when the run has no checkpoint yet: a fresh start.
@@ -206,7 +215,8 @@ class Client:
         Raises:
             RestoreFailed: There are checkpoints and every one fails its checks; or, with state_touched=True,
                 an object's own load_state_dict failed half-way.
-            StateMismatch: The checkpoint doesn't fit the state, which is untouched.
+            StateMismatch: The checkpoint doesn't fit the state, which is untouched; `faults` lists everything.
+            InvalidArgument: `only` names what neither side has. The state is untouched.
             NothingThere: No checkpoint of this step, or nothing at source.
             CorruptCheckpoint: The one at source fails its checks. The state is untouched.
             TimedOut: An earlier client's snapshot isn't written yet; restoring now would lose it.

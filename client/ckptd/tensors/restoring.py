@@ -56,12 +56,13 @@ def apply_state(
     Args:
         state: As for a snapshot.
         components: As `ckptd.load` gives them. Their tensors become the live state's: use them once.
-        strict: True refuses anything that has no counterpart, and other dtypes. False reports the former,
-            and converts the latter where torch would. Other shapes are always refused in modules.
+        strict: True refuses anything that has no counterpart, other shapes and other dtypes. False reports the
+            first two by key path and leaves them alone, and converts dtypes where torch would. Whatever
+            an object refuses itself (`check_state_dict`, a scheduler of another class) is refused all the same.
         only: Restore just these components ("rng" is one); the others are left alone. None means all.
 
     Raises:
-        StateMismatch: The checkpoint doesn't fit; `seen` lists what. The live state is untouched.
+        StateMismatch: The checkpoint doesn't fit; `faults` lists what. The live state is untouched.
         InvalidArgument: state isn't a dict, or `only` names what neither side has. Nothing was changed.
         RestoreFailed: An object's own load_state_dict failed half-way; `state_touched` is True.
     """
