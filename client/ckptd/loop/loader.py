@@ -1,80 +1,84 @@
 # ruff: noqa: TID253
 """A DataLoader that goes on in the middle of an epoch, after the batch it had yielded.
 
-A shuffled epoch is decided by random draws made when its iterator is created and at its first batch, and
-workers are seeded then. So the position is: the generators as they were just before, and how many batches
-were yielded since. To go on, the epoch is started again from those generators, that many batches are fetched
-and dropped, and then every generator is put back to where the restore had left it: the next batch, and the
-next draw of the training loop, are those of the uninterrupted run.
+What it yields is decided by the order, which a sampler makes at the start of an epoch or on the way, and by what the
+dataset draws. So the position is: everything's memory (generators, plain attributes, state_dicts) as it was just before
+the epoch, how many batches were yielded since, and everything's memory now, that of worker processes too. To go
+on, the sampler is run to the position and every memory is put back; or, where fetching leaves something behind
+that no memory holds, the batches before the position are fetched again. Then the next batch, and the next draw of
+the training loop, are those of the uninterrupted run.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ckptd.errors import CheckpointWarning, InvalidArgument, StateMismatch
-from ckptd.loop.loader_rng import (
-    GeneratorStates,
-    own_generators,
-    read_generators,
-    read_global_generators,
-    set_generators,
-    set_global_generators,
-)
-
-_KEYS = {"epoch", "batches", "start", "first", "generators", "workers", "batch_size", "length"}
+from ckptd.loop import loader_position as positions
+from ckptd.loop.loader_batches import Batches
+from ckptd.loop.loader_memory import Memory, Record, Watch
+from ckptd.loop.loader_order import Beginning
+from ckptd.loop.loader_pass import Pass
+from ckptd.loop.loader_position import Position
+from ckptd.loop.loader_resume import Resume, way_to
+from ckptd.loop.loader_view import View
+from ckptd.loop.loader_way import Way, refuse_inexact, way_of
 
 
 class ResumableLoader:
     """Wraps any DataLoader; put it into the state and loop over it in place of the loader.
 
-    Exact with and without workers and prefetching, with an own generator, in any epoch, as often as wanted.
-    It counts batches *yielded*, so a prefetched batch that the loop hasn't seen yet isn't lost. Going on
-    fetches the batches before the position once more. A loop left by `break` counts as paused: a resumed run
-    goes on with the rest of that epoch (in the same process a new `for` starts a new one, as with any
-    DataLoader).
+    Exact with and without workers, prefetching and persistent workers, with own generators, custom samplers
+    and iterable datasets, in any epoch, as often as wanted. It counts batches *yielded*, so a prefetched batch that the
+    loop hasn't seen yet isn't lost. A loop left by `break` counts as paused: a resumed run goes on with the
+    rest of that epoch (in the same process a new `for` starts a new one, as with any DataLoader).
 
-    Recorded besides the global generators of Python, NumPy and torch: every torch.Generator, NumPy Generator
-    or RandomState and random.Random that is an attribute of the loader, its samplers, its dataset (through
-    `.dataset` of a Subset too) or its collate_fn. Not recorded: other state of those objects. Call
-    `set_epoch` of a DistributedSampler as always, before the loop.
+    Recorded besides the global generators of Python, NumPy and torch, in the main process and in each worker: of
+    dataset, collate_fn, samplers and what they hold (transforms, wrapped datasets, closures) every
+    torch.Generator, NumPy Generator or RandomState and random.Random; every plain attribute (number, text,
+    None) that is no longer what it was when the loader was wrapped; and what `state_dict` gives. Not
+    recorded: generators that are globals of a module, and what lies in other attributes (lists, arrays).
+
+    Going on fetches nothing again ("skip"), or loads the dataset's own state ("load"), or fetches the batches
+    before the position once more ("refetch"): `resumes_by` says which and why. Refetched is with an iterable
+    dataset (unless it has a `state_dict` and there are no workers), when fetching changes something in the dataset that
+    isn't recorded, when a sampler draws on the way from generators that others draw from too, and
+    with a DataLoader subclass that has its own `__iter__`. Call `set_epoch` of a DistributedSampler as
+    always, before the loop.
 
     Args:
-        loader: The DataLoader. Everything but iteration is passed on to it (`len`, `.dataset`, …).
+        loader: The DataLoader. Everything but iteration is passed on to it (`len`, `.dataset`, …). It isn't
+            changed; iterate over the ResumableLoader only.
 
     Raises:
-        InvalidArgument: Not a DataLoader; or one that can't be resumed exactly: `persistent_workers=True`
-            (workers keep their generators over epochs, out of reach) or `in_order=False`.
+        InvalidArgument: Not a DataLoader; or one that can't be resumed exactly: `in_order=False` with workers; one
+            that keeps its own position (a StatefulDataLoader: put it into the state itself) or its own
+            iterator over epochs; persistent workers with a DataPipe or a subclass that has its own `__iter__`.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        if not isinstance(loader, DataLoader):
-            raise InvalidArgument(
-                "not a DataLoader",
-                where="loader",
-                seen=type(loader).__name__,
-                wanted="torch.utils.data.DataLoader",
-            )
-        for option, wanted in (("persistent_workers", False), ("in_order", True)):
-            if getattr(loader, option, wanted) is not wanted:
-                raise InvalidArgument(
-                    "a loader that can't be resumed exactly",
-                    where=option,
-                    seen=str(not wanted),
-                    wanted=str(wanted),
-                    todo=f"make the DataLoader with {option}={wanted}",
-                )
+        refuse_inexact(loader)
         self._loader = loader
+        self._persistent = bool(loader.num_workers and loader.persistent_workers)
+        self._memory = Memory(
+            {
+                "dataset": loader.dataset,
+                "collate_fn": loader.collate_fn,
+                "generator": loader.generator,
+                "batch_sampler": loader.batch_sampler,
+                "sampler": loader.sampler,
+            }
+        )
+        self._view: View | None = None
         self._epoch = 0
-        self._batches = 0
-        self._start: dict[str, Any] | None = None  # None: between two epochs
-        self._first: dict[str, Any] | None = None
-        self._resuming = False
-        self._pass = object()  # Names the iterator whose batches count: an older one no longer does.
+        self._pass: Pass | None = None  # None: between two epochs
+        self._resume: Position | None = None  # where the next iterator goes on
+        self._birth: Record | None = None  # memory before persistent workers were started
+        self._idle: list[Any] | None = None  # memory of persistent workers between two epochs
+        self._over: dict[str, Any] | None = None  # the pass that left persistent workers as they are now
+        self._resumed_by: Way | None = None
 
     @property
     def epoch(self) -> int:
@@ -84,7 +88,20 @@ class ResumableLoader:
     @property
     def batch_in_epoch(self) -> int:
         """Batches of that pass which were yielded."""
-        return self._batches
+        if self._resume is not None and self._resume["pass"] is not None:
+            return int(self._resume["pass"]["batches"])
+        return self._pass.batches if self._pass is not None else 0
+
+    @property
+    def resumes_by(self) -> str:
+        """How a resumed run comes to the present position, and why: "skip: …", "load: …" or "refetch: …"."""
+        position = self.state_dict()
+        return str(way_of(self._loader) if position["pass"] is None else way_to(position, self._loader))
+
+    @property
+    def resumed_by(self) -> str:
+        """The same of the last resume in this process; "" if there was none inside an epoch."""
+        return str(self._resumed_by or "")
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -95,139 +112,123 @@ class ResumableLoader:
         return getattr(self._loader, name)
 
     def __repr__(self) -> str:
-        resuming = " resuming" if self._resuming else ""
-        return f"<ResumableLoader epoch={self._epoch} batch={self._batches}{resuming}>"
+        resuming = " resuming" if self._resume is not None else ""
+        by = self.resumes_by.partition(":")[0]
+        return f"<ResumableLoader epoch={self._epoch} batch={self.batch_in_epoch}{resuming} resumes_by={by}>"
 
     def __iter__(self) -> Iterator[Any]:
-        self._pass = object()
-        if self._resuming:
-            self._resuming = False
-            return _Batches(self, self._pass, self._go_on(), begun=self._batches > 0)
-        if self._start is not None:
-            self._epoch += 1  # The pass before was left by break.
-        self._batches, self._first = 0, None
-        self._start = self._record()
-        return _Batches(self, self._pass, iter(self._loader), begun=False)
+        position, self._resume = self._resume, None
+        if position is not None and position["pass"] is not None:
+            return self._go_on(position)
+        if position is not None:
+            self._repeat(position)
+        return self._begin()
 
-    def _go_on(self) -> Iterator[Any]:
-        found = self._record()
-        if self._start is not None:
-            self._put(self._start)
-        batches: Iterator[Any] = iter(self._loader)
-        if self._first is not None:
-            self._put(self._first)
-        try:
-            for _ in range(self._batches):
-                next(batches)
-        except StopIteration:
-            raise StateMismatch(
-                "the loader ends before the position", where="loader", wanted=f"over {self._batches} batches",
-                todo="restore with the dataset and batch size of the checkpoint",
-            ) from None  # fmt: skip
-        finally:
-            self._put(found)
+    def _begin(self) -> Batches:
+        if self._pass is not None:
+            self._epoch += 1  # The pass before was left by break.
+        start, view = self._memory.all(), self._present_view()
+        newborn = self._persistent and not view.born
+        of = Pass(start, positions.kind_of(self._loader), newborn and self._birth is None)
+        if of.birth:
+            self._birth = start
+        self._watch(of, view)
+        beginning = Beginning(of, of.greetings)
+        if newborn and not of.birth:  # The workers are born as they were then; the pass begins now.
+            beginning.rewind = start
+            self._memory.put(self._birth or {})
+        batches = self._batches(of, view.begin(beginning, self._idle), view)
+        self._pass, self._idle, self._over = of, None, None
+        if self._persistent and not of.birth:
+            batches.settle()  # What its workers remember of the passes before isn't known otherwise.
         return batches
 
-    def _record(self) -> dict[str, Any]:
-        return {"global": read_global_generators(), "own": self._generators()}
+    def _watch(self, of: Pass, view: View) -> None:
+        if view.reports:
+            of.greetings = self._loader.num_workers
+            of.workers = [None] * of.greetings
+            of.workers_at_start = [None] * of.greetings if self._persistent else None
+        elif view.order is not None and not self._loader.num_workers:
+            of.watch = Watch(self._memory)
 
-    def _put(self, record: Mapping[str, Any]) -> None:
-        set_global_generators(record["global"])
-        set_generators(own_generators(self._loader), record["own"])
+    def _go_on(self, position: Position) -> Batches:
+        resume = Resume(self._loader, self._memory, position, self._batches)
+        view, of, batches = resume.go()
+        self._view, self._pass, self._resumed_by = view, of, resume.way
+        return batches
 
-    def _generators(self) -> GeneratorStates:
-        return read_generators(own_generators(self._loader))
+    def _repeat(self, position: Position) -> None:
+        """Let persistent workers do a whole pass of an iterable dataset again: only that leaves them as they were."""
+        batches, epoch = self._go_on({**position, "pass": position["over"]}), self._epoch
+        for _ in batches:
+            pass
+        self._epoch, self._resumed_by = epoch, None
 
-    def _before_the_first_batch(self, which: object) -> None:
-        # Without workers the sampler draws its permutation only now, and others may have drawn since iter().
-        if which is self._pass and self._loader.num_workers == 0:
-            self._first = self._record()
+    def _present_view(self) -> View:
+        if self._view is None or not self._persistent:
+            self._view = View(self._loader, self._memory, way_of(self._loader))
+        return self._view
 
-    def _after_a_batch(self, which: object) -> None:
-        if which is self._pass:
-            self._batches += 1
+    def _batches(self, of: Pass, source: Iterator[Any], view: View) -> Batches:
+        def current() -> Pass:
+            # torch has one iterator over persistent workers: an older one of ours goes on with the newest pass.
+            return self._pass if self._persistent and self._pass is not None and self._view is view else of
 
-    def _after_the_last(self, which: object) -> None:
-        if which is self._pass and self._start is not None:
-            self._epoch += 1
-            self._batches, self._start, self._first = 0, None, None
+        return Batches(
+            current, source, self._memory, ordered=view.order is not None, ended=self._after_the_last
+        )
+
+    def _after_the_last(self, of: Pass) -> None:
+        if of is not self._pass:
+            return
+        self._epoch, self._pass = self._epoch + 1, None
+        if self._persistent:
+            self._idle = of.workers
+            self._over = positions.of_pass(of) if of.kind["dataset"] == "iterable" else None
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain values. Draws from no generator."""
+        if self._resume is not None:
+            return dict(self._resume)
+        of = self._pass
         return {
+            "schema": positions.SCHEMA,
             "epoch": self._epoch,
-            "batches": self._batches,
-            "start": self._start,
-            "first": self._first,
-            "generators": self._generators(),
-            **self._kind(),
+            "kind": of.kind if of is not None else positions.kind_of(self._loader),
+            "now": self._memory.own(),
+            "birth": self._birth,
+            "workers": self._idle,
+            "pass": positions.of_pass(of) if of is not None else None,
+            "over": self._over,
         }
 
-    def _kind(self) -> dict[str, Any]:
-        try:
-            length = len(self._loader)
-        except TypeError:  # an IterableDataset without a length
-            length = None
-        return {"workers": self._loader.num_workers, "batch_size": self._loader.batch_size, "length": length}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a position; the next iterator goes on from it. Own generators are set at once.
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Whether load_state_dict would take the position; changes nothing.
 
         Raises:
-            StateMismatch: It isn't a position, or one of another batch size, length or set of own generators.
-                Nothing was changed.
+            StateMismatch: As for load_state_dict.
         """
-        if not isinstance(state, Mapping) or set(state) != _KEYS:
-            raise StateMismatch(
-                "not the position of a ResumableLoader", seen=_shape(state), wanted=str(sorted(_KEYS))
-            )
-        live = self._kind()
-        if state["start"] is not None:
-            _compare(state, live)
-        set_generators(own_generators(self._loader), state["generators"])
-        self._epoch, self._batches = int(state["epoch"]), int(state["batches"])
-        self._start, self._first = state["start"], state["first"]
-        self._resuming = self._start is not None
-        self._pass = object()
+        positions.check(state, self._loader, self._memory)
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a position; the next iterator goes on from it. Own generators and counters are set at once.
 
-class _Batches(Iterator[Any]):
-    """One pass. It holds the workers; the loader doesn't, so that leaving the loop ends them."""
+        Warns:
+            CheckpointWarning: Another number of workers: their random draws will be others.
 
-    def __init__(
-        self, loader: ResumableLoader, which: object, batches: Iterator[Any], *, begun: bool
-    ) -> None:
-        self._loader, self._which, self._batches, self._begun = loader, which, batches, begun
-
-    def __next__(self) -> Any:
-        if not self._begun:
-            self._begun = True
-            self._loader._before_the_first_batch(self._which)
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self._loader._after_the_last(self._which)
-            raise
-        self._loader._after_a_batch(self._which)
-        return batch
-
-
-def _compare(state: Mapping[str, Any], live: Mapping[str, Any]) -> None:
-    for name in ("batch_size", "length"):
-        if state[name] != live[name]:
-            raise StateMismatch(
-                "the checkpoint is in the middle of an epoch of another loader", where=f"loader.{name}",
-                seen=str(live[name]), wanted=str(state[name]),
-                todo="give the DataLoader the checkpoint's value, or restore without the loader",
-            )  # fmt: skip
-    if state["workers"] != live["workers"]:
-        warnings.warn(
-            f"loader.num_workers is {live['workers']}, {state['workers']} in the checkpoint: the rest of "
-            "this epoch has the same samples, but other random draws in their augmentation",
-            CheckpointWarning,
-            stacklevel=4,
-        )
-
-
-def _shape(state: object) -> str:
-    return str(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__
+        Raises:
+            StateMismatch: It isn't a position, or one of another batch size, length, sampler or kind of dataset, or
+                of other own generators. Nothing was changed.
+        """
+        self.check_state_dict(state)
+        position = dict(state)
+        positions.say_other_workers(position, self._loader)
+        same = position["kind"].get("workers") == self._loader.num_workers
+        inside = position["pass"] is not None
+        self._memory.put(position["now"], states=not inside)
+        self._view, self._pass, self._epoch = None, None, position["epoch"]
+        self._birth = position["birth"] if same and self._persistent else None
+        self._idle = position["workers"] if same and self._persistent else None
+        self._over = position["over"] if same and self._persistent else None
+        self._resume = position if inside or self._over is not None else None
+        self._resumed_by = None

@@ -1,117 +1,125 @@
 # ruff: noqa: TID253
-"""The random generators that decide what a DataLoader yields: found, read as plain values, set.
+"""The random generators that decide what a DataLoader yields: read as plain values, compared, set.
 
 The global ones are read here as well as in ckptd.tensors.rng, in another form: only those a DataLoader draws from
-(no CUDA device), and as numbers and bytes only, so that a position holds no tensor and gets no shard file.
+(no CUDA device), and as numbers and bytes only, so that a position holds no tensor, gets no shard file and is
+read in some ten microseconds. A worker reads them after each batch.
 """
 
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
-
-from ckptd.errors import StateMismatch
-from ckptd.tensors.rng import plain_numpy
 
 OwnGenerator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-GeneratorStates: TypeAlias = dict[str, Any]  #: where it was found → its state in plain values
-
-_MAX_NESTED_DATASETS = 8
-_NO_STATE = random.SystemRandom
-
-
-def own_generators(loader: DataLoader[Any]) -> dict[str, OwnGenerator]:
-    """Generators that are attributes of the loader, its samplers, dataset or collate_fn; each object once."""
-    owners: dict[str, Any] = {
-        "loader": loader,
-        "sampler": loader.sampler,
-        "batch_sampler": loader.batch_sampler,
-        "batch_sampler.sampler": getattr(loader.batch_sampler, "sampler", None),
-        "collate_fn": loader.collate_fn,
-    }
-    dataset: Any = loader.dataset
-    name = "dataset"
-    for _ in range(_MAX_NESTED_DATASETS):
-        owners[name] = dataset
-        dataset, name = getattr(dataset, "dataset", None), f"{name}.dataset"
-    found: dict[str, OwnGenerator] = {}
-    seen: set[int] = set()
-    for owner_name, owner in owners.items():
-        for attribute, value in sorted(getattr(owner, "__dict__", {}).items()):
-            if isinstance(value, OwnGenerator) and not isinstance(value, _NO_STATE) and id(value) not in seen:
-                seen.add(id(value))
-                found[f"{owner_name}.{attribute}"] = value
-    return found
+GeneratorState: TypeAlias = list[
+    Any
+]  #: [family, variant, …]: plain values, in an order each family has of its own
+GlobalStates: TypeAlias = dict[str, GeneratorState]
 
 
-def read_generators(generators: Mapping[str, OwnGenerator]) -> GeneratorStates:
-    """The state of each, drawing from none."""
-    return {name: _read(generator) for name, generator in generators.items()}
+def is_generator(value: object) -> TypeGuard[OwnGenerator]:
+    """Whether value is a random generator whose state can be read and set."""
+    if isinstance(value, random.Random):
+        return type(value).getstate is random.Random.getstate  # not SystemRandom: it has no state
+    return isinstance(value, (torch.Generator, np.random.Generator, np.random.RandomState))
 
 
-def set_generators(generators: Mapping[str, OwnGenerator], states: GeneratorStates) -> None:
-    """Set each from what read_generators gave.
-
-    Raises:
-        StateMismatch: They aren't the same ones. Nothing was changed.
-    """
-    if set(generators) != set(states):
-        raise StateMismatch(
-            "the loader has other generators than the checkpoint",
-            where="loader", seen=str(sorted(generators)), wanted=str(sorted(states)),
-            todo="make the DataLoader as it was made for the checkpoint",
-        )  # fmt: skip
-    for name, generator in generators.items():
-        _set(generator, states[name])
+def read_generator(generator: OwnGenerator) -> GeneratorState:
+    """Its state, drawing nothing."""
+    if isinstance(generator, torch.Generator):
+        return ["torch", generator.device.type, generator.get_state().numpy().tobytes()]
+    if isinstance(generator, np.random.Generator):
+        state = generator.bit_generator.state
+        return ["numpy", state["bit_generator"], _plain(state)]
+    if isinstance(generator, np.random.RandomState):
+        return _legacy(generator.get_state(legacy=False))
+    return _python(generator.getstate())
 
 
-def read_global_generators() -> GeneratorStates:
+def set_generator(generator: OwnGenerator, state: GeneratorState) -> None:
+    """Set it to what read_generator gave for one of the same kind."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(_tensor(state[2]))
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = _with_arrays(state[2])
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(_with_arrays(state[2]))
+    else:
+        generator.setstate(_python_tuple(state))
+
+
+def kind_of(state: GeneratorState) -> str:
+    """What it is the state of: only one of the same kind can take it."""
+    return " ".join(map(str, state[:2]))
+
+
+def new_generator(state: GeneratorState) -> OwnGenerator:
+    """A generator of that kind, in that state."""
+    family, variant = state[:2]
+    made: OwnGenerator
+    if family == "torch":
+        made = torch.Generator(variant)
+    elif family == "python":
+        made = random.Random()
+    else:
+        bits = getattr(np.random, variant)()
+        made = np.random.Generator(bits) if family == "numpy" else np.random.RandomState(bits)
+    set_generator(made, state)
+    return made
+
+
+def read_globals() -> GlobalStates:
     """The global generators of Python, NumPy and torch's CPU, drawing from none."""
     return {
-        "python": _to_list(random.getstate()),
-        "numpy": plain_numpy(np.random.get_state(legacy=False)),
-        "torch": torch.get_rng_state().numpy().tobytes(),
+        "python": _python(random.getstate()),
+        "numpy": _legacy(np.random.get_state(legacy=False)),
+        "torch": ["torch", "cpu", torch.get_rng_state().numpy().tobytes()],
     }
 
 
-def set_global_generators(states: GeneratorStates) -> None:
-    """Set them from what read_global_generators gave."""
-    random.setstate(_from_list(states["python"]))
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))
+def set_globals(states: GlobalStates) -> None:
+    """Set them to what read_globals gave."""
+    random.setstate(_python_tuple(states["python"]))
+    np.random.set_state(_with_arrays(states["numpy"][2]))
+    torch.set_rng_state(_tensor(states["torch"][2]))
 
 
-def _read(generator: OwnGenerator) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state().numpy().tobytes()
-    if isinstance(generator, np.random.Generator):
-        return plain_numpy(generator.bit_generator.state)
-    if isinstance(generator, np.random.RandomState):
-        return plain_numpy(generator.get_state(legacy=False))
-    return _to_list(generator.getstate())
+def _python(state: tuple[Any, ...]) -> GeneratorState:
+    version, words, gauss = state
+    return ["python", version, array("I", words).tobytes(), gauss]
 
 
-def _to_list(state: tuple[Any, ...]) -> list[Any]:
-    version, internal, gauss = state
-    return [version, list(internal), gauss]  # a list of numbers travels packed, a tuple doesn't
+def _python_tuple(state: GeneratorState) -> tuple[Any, ...]:
+    _, version, words, gauss = state
+    return version, tuple(array("I", bytes(words))), gauss
 
 
-def _from_list(state: Any) -> tuple[Any, ...]:
-    version, internal, gauss = state
-    return version, tuple(internal), gauss
+def _legacy(state: Any) -> GeneratorState:
+    return ["legacy", state["bit_generator"], _plain(state)]
 
 
-def _set(generator: OwnGenerator, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    else:
-        generator.setstate(_from_list(state))
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's state dicts with [dtype, bytes] for an array; the values are the same."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return [value.dtype.str, value.tobytes()]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _with_arrays(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _with_arrays(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return np.frombuffer(bytes(value[1]), dtype=value[0]).copy()
+    return value

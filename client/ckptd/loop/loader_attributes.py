@@ -1,0 +1,210 @@
+# ruff: noqa: TID253
+"""What the objects around a DataLoader hold: a bounded walk over dataset, samplers, collate_fn and what is in them.
+
+The walk goes through attributes (also slots), small lists, tuples and dicts, closures, partials and bound
+methods; not into tensors, arrays, classes, modules, files, loggers and the like, whose insides are no part of
+what a sample is made of.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from ckptd.loop.loader_rng import is_generator
+
+MAX_HOLDERS: Final = 512
+MAX_ITEMS: Final = 64
+MAX_TEXT: Final = 4096
+_MAX_MARK_DEPTH: Final = 3
+_SMALL_BYTES: Final = 1024
+_NOTHING: Final[Mapping[Any, Any]] = {}
+_NUMBERS: Final = frozenset({bool, int, float})
+_PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_SIZED: Final = (list, tuple, dict, set, frozenset, collections.deque, bytearray)
+#: Top-level packages whose objects are handles or caches, not state of a sample.
+_OPAQUE: Final = frozenset(
+    {
+        "_io", "_thread", "asyncio", "concurrent", "datetime", "decimal", "h5py", "io", "lmdb", "logging",
+        "multiprocessing", "pandas", "pathlib", "PIL", "pyarrow", "re", "socket", "sqlite3", "subprocess",
+        "tarfile", "threading", "weakref", "zipfile",
+    }
+)  # fmt: skip
+
+Mark = Any  #: what tells whether an attribute is still what it was; comparable within one process only
+
+
+@dataclass(eq=False)
+class Holder:
+    """Something with named values: an object, a small container, the cells of a closure.
+
+    Attributes:
+        path: Where it was found, as in `dataset.transform`.
+        of: The thing itself.
+        baseline: Its plain attributes when the walk found it.
+    """
+
+    path: str
+    of: Any
+    baseline: dict[Any, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        of = self.of
+        self._sized = isinstance(of, _SIZED)
+        self._function = isinstance(of, types.FunctionType)
+        self._slots = () if self._sized or self._function else _slots(type(of))
+
+    def items(self) -> list[tuple[Any, Any]]:
+        of = self.of
+        if self._sized:
+            if len(of) > MAX_ITEMS:
+                return []
+            return list(of.items() if isinstance(of, dict) else enumerate(of))
+        if self._function:
+            return list(_cells(of))
+        found = list(getattr(of, "__dict__", _NOTHING).items())
+        found += [(slot, getattr(of, slot)) for slot in self._slots if hasattr(of, slot)]
+        return found
+
+    def get(self, name: Any) -> Any:
+        """What name holds; None if there is no such name."""
+        inside = self.of if isinstance(self.of, dict) else getattr(self.of, "__dict__", _NOTHING)
+        if name in inside and not self._function:
+            return inside[name]
+        return dict(self.items()).get(name)
+
+    def set(self, name: Any, value: Any) -> None:
+        of = self.of
+        if isinstance(of, (dict, list)):
+            of[name] = value
+        elif self._function:
+            cells = dict(zip(of.__code__.co_freevars, of.__closure__ or (), strict=True))
+            cells[name].cell_contents = value
+        elif name in self._slots or not hasattr(of, "__dict__"):
+            object.__setattr__(of, name, value)
+        else:
+            vars(of)[name] = value
+
+    def at(self, name: Any) -> str:
+        if not self.path:
+            return str(name)
+        return f"{self.path}[{name!r}]" if self._sized else f"{self.path}.{name}"
+
+
+def walk(roots: dict[str, Any]) -> tuple[list[Holder], bool]:
+    """Every holder reached from roots, the nearest first, and whether all were reached."""
+    holders = [Holder("", roots)]
+    seen: set[int] = set()
+    for holder in holders:  # it grows meanwhile
+        for name, value in holder.items():
+            path = holder.at(name)
+            for found in _below(path, value):
+                if id(found.of) not in seen:
+                    seen.add(id(found.of))
+                    holders.append(found)
+        if len(holders) > MAX_HOLDERS:
+            return holders[:MAX_HOLDERS], False
+    for holder in holders:
+        if not holder._sized:
+            holder.baseline = {name: value for name, value in holder.items() if type(value) in _PLAIN}
+    return holders, True
+
+
+def _below(path: str, value: Any) -> Iterator[Holder]:
+    kind = type(value)
+    if kind in _PLAIN or is_generator(value) or isinstance(value, (type, types.ModuleType)):
+        return
+    if isinstance(value, types.MethodType):
+        yield from _below(path, value.__self__)
+    elif isinstance(value, functools.partial):
+        for part, inner in ((".func", value.func), (".args", value.args), (".keywords", value.keywords)):
+            yield from _below(path + part, inner)
+    elif isinstance(value, types.FunctionType):
+        if value.__closure__:
+            yield Holder(path, value)
+    elif isinstance(value, _SIZED):
+        if isinstance(value, (list, tuple, dict)) and len(value) <= MAX_ITEMS and not _is_plain(value):
+            yield Holder(path, value)
+    elif _has_insides(kind) and (hasattr(value, "__dict__") or _slots(kind)):
+        yield Holder(path, value)
+
+
+def _is_plain(container: Any) -> bool:
+    values = container.values() if isinstance(container, Mapping) else container
+    return all(type(value) in _PLAIN for value in values)
+
+
+def _has_insides(kind: type) -> bool:
+    return not issubclass(kind, (torch.Tensor, np.ndarray, torch.device)) and (
+        kind.__module__.partition(".")[0] not in _OPAQUE
+    )
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    names: list[str] = []
+    for cls in kind.__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+def _cells(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+
+
+def recordable(baseline: Any, value: Any) -> bool:
+    """Whether value is a plain one that may be stored and put back: of the type the attribute had at first.
+
+    None that becomes a number isn't: it may be a handle, such as a file descriptor, which is no state.
+    """
+    kind, before = type(value), type(baseline)
+    if kind not in _PLAIN or (kind in (str, bytes) and len(value) > MAX_TEXT):
+        return False
+    return kind is before or (kind in _NUMBERS and before in _NUMBERS)
+
+
+def is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN
+
+
+def mark(value: Any, depth: int = 0) -> Mark:
+    """Compared later, it tells whether the attribute changed: by value if small, else by identity and size."""
+    kind = type(value)
+    if value is None:
+        return None
+    if kind in _PLAIN:
+        return ("data", kind, value)
+    if isinstance(value, _SIZED):
+        return _mark_container(value, depth)
+    if isinstance(value, np.ndarray):
+        return ("data", id(value), value.tobytes() if value.nbytes <= _SMALL_BYTES else None)
+    if isinstance(value, torch.Tensor):
+        return ("data", id(value), 0 if value.is_inference() else value._version)
+    return ("object", id(value))
+
+
+def _mark_container(value: Any, depth: int) -> Mark:
+    size = len(value)
+    if size > MAX_ITEMS or depth == _MAX_MARK_DEPTH:
+        return ("data", id(value), size)
+    if isinstance(value, (set, frozenset)):
+        return ("data", frozenset(item if type(item) in _PLAIN else id(item) for item in value))
+    if isinstance(value, dict):
+        value = [part for item in value.items() for part in item]
+    return ("data", tuple(mark(item, depth + 1) for item in value))
+
+
+def is_opened(before: Mark, now: Mark) -> bool:
+    """Whether an attribute that was None or missing became an object: most likely a file opened at first use."""
+    return before is None and now is not None and now[0] == "object"

@@ -1,0 +1,80 @@
+"""The iterator that a training loop holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ckptd.errors import StateMismatch
+from ckptd.loop.loader_memory import Memory
+from ckptd.loop.loader_pass import Pass
+from ckptd.loop.loader_worker import Shipped
+
+
+class Batches(Iterator[Any]):
+    """One pass. It holds the workers, unless they are persistent; so leaving the loop ends them.
+
+    Args:
+        of: Says which pass what comes next belongs to: with persistent workers torch has one iterator for all.
+        source: What the DataLoader's `iter()` gave.
+        memory: Of the objects around the loader.
+        ordered: Whether the sampler's side notes the generators before the first batch.
+        ended: Called with the pass when it is over.
+    """
+
+    def __init__(
+        self, of: Callable[[], Pass], source: Iterator[Any], memory: Memory, *,
+        ordered: bool, ended: Callable[[Pass], None],
+    ) -> None:  # fmt: skip
+        self._of, self._source, self._memory, self._ended = of, source, memory, ended
+        self._ordered = ordered
+
+    def __next__(self) -> Any:
+        of = self._of()
+        self.settle()
+        if of.first is None and not self._ordered:
+            of.first = self._memory.draws()
+        batch = self._take(of)
+        of.yielded()
+        return batch
+
+    def _take(self, of: Pass) -> Any:
+        try:
+            batch = next(self._source)
+        except StopIteration:
+            self._ended(of)
+            raise
+        except Exception:
+            of.failed()
+            raise
+        if isinstance(batch, Shipped):
+            of.hear(batch)
+            return batch.batch
+        return batch
+
+    def settle(self) -> None:
+        """Take the workers' answers to their greetings, which come before the first batch."""
+        of = self._of()
+        while of.greetings:
+            of.greetings -= 1
+            of.hear(next(self._source))
+
+    def drop(self, steps: int) -> None:
+        """Fetch what was fetched before; what failed then may fail again.
+
+        Raises:
+            StateMismatch: The loader ends before.
+        """
+        of = self._of()
+        while of.steps < steps:
+            before = of.steps
+            try:
+                next(self)
+            except StopIteration:
+                raise StateMismatch(
+                    "the loader ends before the position", where="loader", seen=f"{of.steps} batches",
+                    wanted=f"{steps} or more", todo="restore with the dataset and batch size of the checkpoint",
+                ) from None  # fmt: skip
+            except Exception:
+                if of.steps == before:  # not a batch's own fault
+                    raise

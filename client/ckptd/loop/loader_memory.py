@@ -1,0 +1,199 @@
+"""What a DataLoader's objects remember from one sample to the next: their generators, plain attributes, state_dicts.
+
+Taken at one moment and put back at another, it makes the objects go on as they did from that moment.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from ckptd.errors import StateMismatch
+from ckptd.loop.loader_attributes import Holder, Mark, is_opened, is_plain, mark, recordable, walk
+from ckptd.loop.loader_rng import (
+    OwnGenerator,
+    is_generator,
+    kind_of,
+    new_generator,
+    read_generator,
+    read_globals,
+    set_generator,
+    set_globals,
+)
+
+#: globals, generators: name → state of a generator; values: path → plain attribute that isn't what it was at
+#: first; states: path → state_dict.
+Record: TypeAlias = dict[str, dict[str, Any]]
+
+_HOOK = "__getitems__"  # ours, in a worker: no attribute of the user's
+
+
+class Memory:
+    """The memory of the objects reached from named roots, and of the global generators.
+
+    A plain attribute counts when it isn't what it was when this was made (a counter, an epoch), and keeps its
+    type; so a path or an option that a resumed script gives anew is left alone. An attribute of another kind
+    is watched under `dataset` and `collate_fn` (see Watch), not stored, unless a state_dict has it.
+
+    Args:
+        roots: name → object. None is skipped.
+    """
+
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        self._holders, self.whole = walk(dict(roots))
+        self._stateful = {
+            path: value for path, value in self._objects() if has_state_dict(value) and not _is_module(value)
+        }
+
+    def _objects(self) -> Iterator[tuple[str, Any]]:
+        return ((holder.path, holder.of) for holder in self._holders[1:])
+
+    def _generators(self) -> dict[str, OwnGenerator]:
+        found: dict[str, OwnGenerator] = {}
+        seen: set[int] = set()
+        for holder in self._holders:
+            for name, value in holder.items():
+                if not is_plain(value) and is_generator(value) and id(value) not in seen:
+                    seen.add(id(value))
+                    found[holder.at(name)] = value
+        return found
+
+    def draws(self) -> Record:
+        """Where every generator stands, global ones too."""
+        own = {path: read_generator(generator) for path, generator in self._generators().items()}
+        return {"globals": read_globals(), "generators": own}
+
+    def own(self) -> Record:
+        """All but the global generators."""
+        values = {}
+        for holder in self._holders:
+            for name, base in holder.baseline.items():
+                value = holder.get(name)
+                if value is not base and value != base and recordable(base, value):
+                    values[holder.at(name)] = value
+        own = {path: read_generator(generator) for path, generator in self._generators().items()}
+        states = {path: copy.deepcopy(value.state_dict()) for path, value in self._stateful.items()}
+        return {"generators": own, "values": values, "states": states}
+
+    def all(self) -> Record:
+        """Everything."""
+        return {"globals": read_globals(), **self.own()}
+
+    def put(self, record: Record, *, values: bool = True, states: bool = True) -> None:
+        """Make the objects remember what they did when the record was taken.
+
+        A state_dict is loaded first and plain attributes are set after it, so that what `load_state_dict`
+        leaves for a later `iter()` to find is as it was too.
+
+        Raises:
+            StateMismatch: A generator of the record has no place in these objects. Some may have been set.
+        """
+        if states:
+            for path, state in record.get("states", {}).items():
+                if path in self._stateful:
+                    self._stateful[path].load_state_dict(copy.deepcopy(state))
+        if values and "values" in record:
+            self._put_values(record["values"])
+        live = self._generators()
+        for path, state in record.get("generators", {}).items():
+            if path in live:
+                set_generator(live[path], state)
+            else:
+                self._make_generator(path, state)
+        if "globals" in record:
+            set_globals(record["globals"])
+
+    def _put_values(self, values: Mapping[str, Any]) -> None:
+        for holder in self._holders:
+            for name, base in holder.baseline.items():
+                wanted, value = values.get(holder.at(name), base), holder.get(name)
+                if is_plain(value) and (type(value) is not type(wanted) or value != wanted):
+                    holder.set(name, wanted)
+
+    def _make_generator(self, path: str, state: Any) -> None:
+        holder, name = self._place(path)
+        if holder is None:
+            raise StateMismatch(
+                "a generator of the checkpoint has no place", where=f"loader: {path}", wanted=kind_of(state),
+                todo="make the DataLoader as it was made for the checkpoint",
+            )  # fmt: skip
+        holder.set(name, new_generator(state))
+
+    def _place(self, path: str) -> tuple[Holder | None, str]:
+        """Where a generator that is made at first use will be: an attribute that is missing or None."""
+        parent, _, name = path.rpartition(".")
+        for holder in self._holders:
+            if holder.path == parent and parent and hasattr(holder.of, "__dict__"):
+                return (holder, name) if holder.get(name) is None else (None, name)
+        return None, name
+
+    def check(self, record: Record) -> None:
+        """Whether put would find a place for every generator of the record, and a state for every generator.
+
+        Raises:
+            StateMismatch: No. Nothing was changed.
+        """
+        live, wanted = self._generators(), record["generators"]
+        kinds = {path: kind_of(read_generator(generator)) for path, generator in live.items()}
+        stored = {path: kind_of(state) for path, state in wanted.items()}
+        unplaced = [path for path in stored if path not in kinds and self._place(path)[0] is None]
+        other = [path for path in kinds if stored.get(path) != kinds[path]]
+        if unplaced or other:
+            raise StateMismatch(
+                "the loader has other generators than the checkpoint",
+                where="loader", seen=str(kinds), wanted=str(stored),
+                todo="make the DataLoader as it was made for the checkpoint",
+            )  # fmt: skip
+
+    def marks(self) -> dict[str, Mark]:
+        """Of what belongs to dataset and collate_fn and is neither stored nor a generator."""
+        found = {}
+        for holder in self._holders:
+            if not holder.path.startswith(("dataset", "collate_fn")) or self._covered(holder.path):
+                continue
+            for name, value in holder.items():
+                if name == _HOOK or is_generator(value):
+                    continue
+                if name in holder.baseline and recordable(holder.baseline[name], value):
+                    continue
+                found[holder.at(name)] = mark(value)
+        return found
+
+    def _covered(self, path: str) -> bool:
+        return any(path == of or path.startswith((f"{of}.", f"{of}[")) for of in self._stateful)
+
+
+class Watch:
+    """Tells whether fetching changes something in a dataset that its memory lacks, so that it must be repeated.
+
+    What the first batch opens and nothing changes afterwards (a file, a database) is no such thing.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory, self._base = memory, memory.marks()
+        self._first, self._changed = True, ""
+
+    def look(self) -> str:
+        """After a batch: the path of what was changed since the start, "" if nothing."""
+        if self._changed:
+            return self._changed
+        now = self._memory.marks()
+        changed = [path for path in {**self._base, **now} if self._base.get(path) != now.get(path)]
+        stays = [path for path in changed if not is_opened(self._base.get(path), now.get(path))]
+        if self._first:
+            self._first, self._base = False, now
+            self._changed = next(iter(stays), "")
+            return next(iter(changed), "")
+        self._changed = next(iter(changed), "")
+        return self._changed
+
+
+def has_state_dict(value: Any) -> bool:
+    """Whether value gives and takes a state, as its class says."""
+    give: Callable[..., Any] | None = getattr(type(value), "state_dict", None)
+    return callable(give) and callable(getattr(type(value), "load_state_dict", None))
+
+
+def _is_module(value: Any) -> bool:
+    return hasattr(value, "_modules") and hasattr(value, "named_parameters")

@@ -1,0 +1,108 @@
+"""The sampler's side of a pass: the order of the samples, watched, and skipped to the position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ckptd.errors import StateMismatch
+from ckptd.loop.loader_memory import Memory, Record
+from ckptd.loop.loader_pass import Pass
+
+
+@dataclass
+class Beginning:
+    """How the next pass over the sampler begins.
+
+    Attributes:
+        of: The pass.
+        greetings: Tasks for the workers that come before the first batch, dealt out in turn.
+        skip: Batches to leave out.
+        first: The generators to set before the first step; None to leave them as they are, and note them.
+        rewind: The memory to put back before the sampler's `iter()`, which then waits for the first step;
+            None to call it when torch does.
+    """
+
+    of: Pass
+    greetings: int = 0
+    skip: int = 0
+    first: Record | None = None
+    rewind: Record | None = None
+
+
+class Order:
+    """Stands in for a sampler or batch sampler, and gives what it gives.
+
+    Attributes:
+        beginning: For the next `iter()`.
+        steps: The newest iterator; None before the first.
+    """
+
+    def __init__(self, sampler: Any, memory: Memory, greeting: Any) -> None:
+        self.sampler, self.memory, self.greeting = sampler, memory, greeting
+        self.beginning: Beginning | None = None
+        self.steps: Steps | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.beginning is None:
+            return iter(self.sampler)
+        self.steps = Steps(self, self.beginning)
+        return self.steps
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+
+class Steps(Iterator[Any]):
+    """One pass over the sampler."""
+
+    def __init__(self, order: Order, beginning: Beginning) -> None:
+        self._order, self._beginning = order, beginning
+        self._greetings = beginning.greetings
+        self._indices: Iterator[Any] | None = None if beginning.rewind else iter(order.sampler)
+        self._ready = False
+
+    def __next__(self) -> Any:
+        if self._greetings:
+            self._greetings -= 1
+            return self._order.greeting
+        index = next(self.ready())
+        self._beginning.of.took(index)
+        return index
+
+    def ready(self) -> Iterator[Any]:
+        """The sampler's iterator, at the position."""
+        begin, memory = self._beginning, self._order.memory
+        if self._indices is None:
+            memory.put(begin.rewind or {})
+            self._indices = iter(self._order.sampler)
+        if not self._ready:
+            self._ready = True
+            if begin.first is None:
+                begin.of.first = memory.draws()
+            else:
+                memory.put(begin.first)
+            self._skip(self._indices)
+        return self._indices
+
+    def _skip(self, indices: Iterator[Any]) -> None:
+        """Leave batches out, and note when the sampler draws on the way from what a dataset may draw from too."""
+        begin, after_first = self._beginning, None
+        for step in range(begin.skip):
+            try:
+                begin.of.skipped(next(indices))
+            except StopIteration:
+                raise StateMismatch(
+                    "the loader ends before the position", where="loader", seen=f"{step} batches",
+                    wanted=f"{begin.skip} or more", todo="restore with the dataset and batch size of the checkpoint",
+                ) from None  # fmt: skip
+            if step == 0:
+                after_first = self._shared()
+        if after_first is not None and after_first != self._shared():
+            begin.of.draws_on_the_way = True
+
+    def _shared(self) -> Any:
+        draws = self._order.memory.draws()
+        dataset = {k: v for k, v in draws["generators"].items() if k.startswith(("dataset", "collate_fn"))}
+        return draws["globals"], dataset

@@ -1,0 +1,104 @@
+"""One pass over the data: how far it has come, and what is needed to come there again."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptd.loop.loader_memory import Record, Watch
+from ckptd.loop.loader_worker import Shipped, merge
+
+
+@dataclass(eq=False)
+class Pass:
+    """A pass and its position.
+
+    Attributes:
+        start: Everything's memory just before `iter()`.
+        kind: Batch size, length and so on of the loader then.
+        birth: Whether persistent workers were started for this pass.
+        first: The generators before the sampler's first step (or the first batch); None before it.
+        batches: Yielded.
+        steps: Batches of the sampler that are done with: yielded, or raised an error instead.
+        check: A check number over their indices.
+        pending: The check number after each batch that was given to be fetched and isn't done with.
+        workers: Each worker's memory after its last batch that was yielded; None before it is known.
+        workers_at_start: Each worker's memory before the pass; None where they start anew.
+        greetings: Answers of workers that are to come before the first batch.
+        watch: Watches the dataset in this process; None where that isn't needed.
+        changed: By worker (0 without any): an attribute that fetching changes and the memory lacks, or "".
+        exhausted: Whether an iterable dataset came to its end.
+        draws_on_the_way: While skipping, the sampler drew after its first step.
+    """
+
+    start: Record
+    kind: dict[str, Any]
+    birth: bool
+    first: Record | None = None
+    batches: int = 0
+    steps: int = 0
+    check: int = 0
+    pending: deque[int] = field(default_factory=deque)
+    workers: list[Record | None] | None = None
+    workers_at_start: list[Record | None] | None = None
+    greetings: int = 0
+    watch: Watch | None = None
+    changed: dict[int, str] = field(default_factory=dict)
+    exhausted: bool = False
+    draws_on_the_way: bool = False
+    _ahead: int = 0
+
+    def took(self, index: Any) -> None:
+        """The sampler gave a batch to be fetched."""
+        self._ahead = fold(self._ahead, index)
+        self.pending.append(self._ahead)
+
+    def skipped(self, index: Any) -> None:
+        """The sampler gave one that was fetched before."""
+        self._ahead = self.check = fold(self._ahead, index)
+
+    def done(self) -> None:
+        """The oldest batch given to be fetched was yielded, or raised an error."""
+        self.steps += 1
+        if self.pending:
+            self.check = self.pending.popleft()
+
+    def yielded(self) -> None:
+        """A batch reached the training loop."""
+        self.done()
+        self.batches += 1
+        if self.watch is not None and self.steps == 1:
+            self.changed[0] = self.watch.look()
+
+    def failed(self) -> None:
+        """next() raised an error: that batch's, if one was to come."""
+        if self.pending:
+            self.done()
+
+    def hear(self, shipped: Shipped) -> None:
+        """Keep what a worker sent along."""
+        if self.workers is None:
+            return
+        if shipped.greeting:
+            self.workers[shipped.worker] = shipped.memory
+            if self.workers_at_start is not None:
+                self.workers_at_start[shipped.worker] = shipped.memory
+        else:
+            self.workers[shipped.worker] = merge(self.workers[shipped.worker] or {}, shipped.memory)
+            self.changed[shipped.worker] = shipped.changed
+
+    def look(self) -> str:
+        """The path of an attribute that only refetching can bring back; "" if there is none."""
+        if self.watch is not None and self.steps > 1:
+            self.changed[0] = self.watch.look()
+        return next((path for path in self.changed.values() if path), "")
+
+
+def fold(check: int, index: Any) -> int:
+    """A running check number over the indices given so far; those of an unknown kind are left out."""
+    one = index[0] if isinstance(index, (list, tuple)) and index else index
+    if type(one) not in (int, str):
+        return check
+    return zlib.crc32(repr(index).encode("utf-8", "backslashreplace"), check)

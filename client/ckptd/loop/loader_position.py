@@ -1,0 +1,134 @@
+# ruff: noqa: TID253
+"""A ResumableLoader's position as plain values: made, checked, compared with the loader it is to be set in."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from torch.utils.data import DataLoader
+
+from ckptd.errors import CheckpointWarning, StateMismatch
+from ckptd.loop.loader_memory import Memory
+from ckptd.loop.loader_pass import Pass
+from ckptd.loop.loader_way import is_iterable
+
+Position: TypeAlias = dict[str, Any]
+
+SCHEMA: Final = "ckptd.loader.v1"
+_OPTIONAL: Final = (dict, type(None))
+_LISTS: Final = (list, type(None))
+#: The keys of a position and of the pass in it.
+_POSITION: Final[dict[str, Any]] = {
+    "schema": str, "epoch": int, "kind": dict, "now": dict, "birth": _OPTIONAL, "workers": _LISTS, "pass": _OPTIONAL,
+    "over": _OPTIONAL,
+}  # fmt: skip
+_PASS: Final[dict[str, Any]] = {
+    "start": dict, "first": _OPTIONAL, "birth": bool, "batches": int, "steps": int, "check": int,
+    "workers": _LISTS, "workers_at_start": _LISTS, "changed": str, "exhausted": bool,
+}  # fmt: skip
+_WANTED: Final = {
+    "batch_size": "batch size",
+    "length": "length",
+    "sampler": "sampler",
+    "dataset": "kind of dataset",
+}
+
+
+def kind_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What must be the same in a resumed run, and what changes its draws."""
+    return {
+        "workers": loader.num_workers,
+        "persistent": bool(loader.persistent_workers),
+        "batch_size": loader.batch_size,
+        "length": _length(loader),
+        "sampler": _sampler(loader),
+        "dataset": "iterable" if is_iterable(loader) else "map",
+    }
+
+
+def _length(loader: DataLoader[Any]) -> int | None:
+    # Not len(loader) of an iterable dataset: torch counts from then on, and warns.
+    sized: Any = loader.dataset if is_iterable(loader) else loader
+    try:
+        return len(sized)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _sampler(loader: DataLoader[Any]) -> str:
+    outer, inner = loader.batch_sampler, loader.sampler
+    names = [type(sampler).__qualname__ for sampler in (outer, inner) if sampler is not None]
+    return " of ".join(names)
+
+
+def of_pass(of: Pass) -> dict[str, Any]:
+    """A pass as plain values, which later steps don't change."""
+    known = of.workers is not None and None not in of.workers
+    at_start = of.workers_at_start if known else None
+    return {
+        "start": of.start, "first": of.first, "birth": of.birth,
+        "batches": of.batches, "steps": of.steps, "check": of.check,
+        "workers": list(of.workers or ()) if known else None,
+        "workers_at_start": list(at_start) if at_start is not None else None,
+        "changed": of.look(), "exhausted": of.exhausted,
+    }  # fmt: skip
+
+
+def check(position: Any, loader: DataLoader[Any], memory: Memory) -> None:
+    """Whether the position can be set in this loader.
+
+    Raises:
+        StateMismatch: It can't. Nothing was changed.
+    """
+    _check_form(position)
+    if position["pass"] is not None:
+        _compare(position["kind"], kind_of(loader))
+    memory.check(position["now"])
+
+
+def _check_form(position: Any) -> None:
+    schema = position.get("schema") if isinstance(position, Mapping) else None
+    if schema != SCHEMA:
+        raise StateMismatch(
+            "not the position of a ResumableLoader, or one of another version", where="loader",
+            seen=_shape(position) if schema is None else repr(schema), wanted=SCHEMA,
+        )  # fmt: skip
+    _check_keys(position, _POSITION, "loader")
+    for name in ("pass", "over"):
+        if position[name] is not None:
+            _check_keys(position[name], _PASS, f"loader[{name!r}]")
+
+
+def _check_keys(value: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:
+    wrong = sorted(str(key) for key in value if key not in wanted)
+    wrong += [key for key, kind in wanted.items() if not isinstance(value.get(key, ...), kind)]
+    if wrong:
+        raise StateMismatch("damaged position of a loader", where=where, seen=f"wrong: {', '.join(wrong)}")
+
+
+def _compare(stored: Mapping[str, Any], live: Mapping[str, Any]) -> None:
+    for name, said in _WANTED.items():
+        if stored.get(name) != live[name]:
+            raise StateMismatch(
+                f"the checkpoint is in the middle of an epoch of a loader with another {said}",
+                where=f"loader.{name}", seen=str(live[name]), wanted=str(stored.get(name)),
+                todo="give the DataLoader the checkpoint's value, or restore without the loader",
+            )  # fmt: skip
+
+
+def say_other_workers(position: Position, loader: DataLoader[Any]) -> None:
+    """Warn when the samples to come will be augmented by other draws than in the run before."""
+    stored, live = position["kind"].get("workers"), loader.num_workers
+    if stored != live and (position["pass"] is not None or position["birth"] is not None):
+        warnings.warn(
+            f"loader.num_workers is {live}, {stored} in the checkpoint: the rest of "
+            "this epoch has the same samples, but other random draws in their augmentation",
+            CheckpointWarning,
+            stacklevel=4,
+        )
+
+
+def _shape(state: object) -> str:
+    return str(sorted(map(str, state))) if isinstance(state, Mapping) else type(state).__name__

@@ -1,0 +1,149 @@
+# ruff: noqa: TID253
+"""Coming back to a position inside a pass: by skipping where that is exact, else by fetching again."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ckptd.errors import CheckpointWarning
+from ckptd.loop.loader_batches import Batches
+from ckptd.loop.loader_memory import Memory, Watch
+from ckptd.loop.loader_order import Beginning
+from ckptd.loop.loader_pass import Pass
+from ckptd.loop.loader_position import Position
+from ckptd.loop.loader_view import View
+from ckptd.loop.loader_way import Way, way_of
+
+_log = logging.getLogger(__name__)
+
+MakeBatches = Callable[[Pass, Iterator[Any], View], Batches]
+
+
+def way_to(position: Position, loader: DataLoader[Any]) -> Way:
+    """How to come to the position: as the loader's kind allows, and as what fetching changes demands."""
+    way, changed = way_of(loader), position["pass"]["changed"]
+    same_workers = position["kind"].get("workers") == loader.num_workers
+    if way.how == "skip" and changed and same_workers:
+        return Way(
+            "refetch", f"fetching changes {changed}, which is neither a generator nor a plain attribute"
+        )
+    return way
+
+
+class Resume:
+    """One resume.
+
+    Args:
+        loader: The user's DataLoader.
+        memory: Of the objects around it.
+        position: One inside a pass.
+        batches: Makes the iterator of a pass.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], memory: Memory, position: Position, batches: MakeBatches
+    ) -> None:
+        self._loader, self._memory, self._make = loader, memory, batches
+        self._position, self._of = position, position["pass"]
+        self._same_workers = position["kind"].get("workers") == loader.num_workers
+        self._persistent = bool(loader.num_workers and loader.persistent_workers)
+        self.way = way_to(position, loader)
+
+    def go(self) -> tuple[View, Pass, Batches]:
+        """The pass, at the position; every generator is left as it was found.
+
+        Raises:
+            StateMismatch: The loader ends before the position.
+        """
+        found = self._memory.all()
+        try:
+            view, of, batches = self._attempt()
+            if self.way.how == "skip" and not self._loader.num_workers and not self._came_right(of):
+                self.way = Way(
+                    "refetch", "the sampler draws during the pass from generators that others draw from"
+                )
+                view, of, batches = self._attempt()
+            if view.order is not None and of.check != self._of["check"]:
+                _say_other_order()
+        finally:
+            self._memory.put(found, states=False)
+        if self.way.how == "skip":
+            self._put_states()
+        of.batches, of.steps = self._of["batches"], self._of["steps"]
+        _log.info("loader.resumed by=%s batches=%d why=%s", self.way.how, of.batches, self.way.why)
+        return view, of, batches
+
+    def _came_right(self, of: Pass) -> bool:
+        return of.check == self._of["check"] and not of.draws_on_the_way
+
+    def _put_states(self) -> None:
+        """state_dicts of the dataset's side; the sampler's side has just been run to where it was."""
+        now = self._position["now"]
+        states = {k: v for k, v in now["states"].items() if k.startswith(("dataset", "collate_fn"))}
+        if states:
+            self._memory.put({"states": states, "generators": now["generators"]}, values=False)
+
+    def _attempt(self) -> tuple[View, Pass, Batches]:
+        stored, how = self._of, self.way.how
+        view = View(self._loader, self._memory, self.way)
+        of = self._pass(view)
+        skip = stored["steps"] if how == "skip" else 0
+        if view.reports:  # a full round, so that all are heard, and on to the worker whose turn it is
+            of.greetings = self._loader.num_workers + skip % self._loader.num_workers
+        beginning = Beginning(of, of.greetings, skip, stored["first"])
+        born = self._position["birth"] if self._persistent and self._same_workers else None
+        if born is not None and not stored["birth"]:
+            beginning.rewind = stored["start"]
+        self._memory.put(born if born is not None else stored["start"])
+        if how == "load":
+            now = self._position["now"]
+            self._memory.put({"states": now["states"], "generators": now["generators"]}, values=False)
+        source = view.begin(beginning, self._memories(view), at_the_end=stored["exhausted"] and how == "load")
+        batches = self._make(of, source, view)
+        self._come(view, of, batches)
+        return view, of, batches
+
+    def _come(self, view: View, of: Pass, batches: Batches) -> None:
+        stored = self._of
+        if not self._loader.num_workers:
+            if view.order is not None and view.order.steps is not None and stored["first"] is not None:
+                view.order.steps.ready()
+            elif stored["first"] is not None:
+                self._memory.put(stored["first"])
+        if stored["steps"] or stored["workers"] is not None:
+            batches.settle()
+        if self.way.how == "refetch":
+            batches.drop(stored["steps"])
+
+    def _pass(self, view: View) -> Pass:
+        stored = self._of
+        of = Pass(stored["start"], self._position["kind"], stored["birth"], first=stored["first"])
+        of.exhausted = stored["exhausted"]
+        if view.reports:
+            of.workers = [None] * self._loader.num_workers
+            of.workers_at_start = stored["workers_at_start"]
+        elif view.order is not None:
+            of.watch = Watch(self._memory)
+        return of
+
+    def _memories(self, view: View) -> list[Any] | None:
+        if not view.reports or not self._same_workers:
+            return None
+        memories: list[Any] | None = self._of["workers" if self.way.how == "skip" else "workers_at_start"]
+        return memories
+
+
+def _say_other_order() -> None:
+    warnings.warn(
+        "the sampler gave other indices than before the checkpoint, so this epoch isn't the one that was "
+        "interrupted: it draws from a generator that the training loop draws from as well, or it keeps "
+        "something that is neither a generator nor a plain attribute; give it a generator of its own, or "
+        "state_dict and load_state_dict",
+        CheckpointWarning,
+        stacklevel=5,
+    )

@@ -1,0 +1,169 @@
+# ruff: noqa: TID253
+"""What runs in a DataLoader's worker processes: it sends the worker's memory along with each batch.
+
+A worker's generators go on from batch to batch, out of the main process's reach. So each batch carries what has
+changed in the worker's memory; the position keeps the newest of each worker that was *yielded*; and a worker
+of a resumed run gets it back before its first batch. Only the DataLoader's public hooks are used: collate_fn,
+worker_init_fn and the dataset's `__getitems__`. All classes can be pickled, for the spawn start method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torch.utils.data import get_worker_info
+
+from ckptd.loop.loader_memory import Memory, Record, Watch
+
+
+class Greeting:
+    """A task that asks a worker for its memory before it has fetched anything; it is answered with no batch."""
+
+
+class Shipped(NamedTuple):
+    """A batch on its way from a worker; a tuple with names, so that pin_memory reaches the batch inside.
+
+    Attributes:
+        batch: What collate_fn gave; None in answer to a Greeting.
+        worker: The worker's number.
+        memory: What is new in its memory since what it sent before; all of it in answer to a Greeting.
+        changed: An attribute that fetching changes and the memory lacks; "" if there is none.
+        greeting: Whether this answers a Greeting.
+    """
+
+    batch: Any
+    worker: int
+    memory: Record
+    changed: str
+    greeting: bool
+
+
+class WorkerStart:
+    """A worker_init_fn: the user's own, then the memory of a worker of the run before, if there is one.
+
+    Args:
+        init: The user's worker_init_fn, or None.
+        collate: The DataLoader's collate_fn.
+        batched: Whether the DataLoader makes batches (batch_size isn't None).
+        iterable: Whether the dataset is an IterableDataset.
+        memories: One per worker, or None to let each start anew.
+    """
+
+    def __init__(
+        self, init: Callable[[int], None] | None, collate: Callable[[Any], Any], *,
+        batched: bool, iterable: bool, memories: list[Record] | None,
+    ) -> None:  # fmt: skip
+        self._init, self._collate, self._batched = init, collate, batched
+        self._iterable, self._memories = iterable, memories
+
+    def __call__(self, worker: int) -> None:
+        if self._init is not None:
+            self._init(worker)
+        info = get_worker_info()
+        dataset = info.dataset if info is not None else None
+        memory = Memory({"dataset": dataset, "collate_fn": self._collate})
+        if self._memories is not None:
+            memory.put(self._memories[worker])
+        global _here
+        _here = _Worker(worker, dataset, memory, batched=self._batched)
+        if self._iterable:
+            dataset.__class__ = _greeted(type(dataset))
+        else:
+            object.__setattr__(dataset, "__getitems__", _here.fetch)
+
+
+class ShippingCollate:
+    """A collate_fn: the user's own, and the worker's memory after it."""
+
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, data: Any) -> Any:
+        if _here is None:  # not in a worker of ours
+            return self._collate(data)
+        return _here.ship(self._collate, data)
+
+
+class _Worker:
+    def __init__(self, number: int, dataset: Any, memory: Memory, *, batched: bool) -> None:
+        self._number, self._dataset, self._memory, self._batched = number, dataset, memory, batched
+        self._getitems = getattr(dataset, "__getitems__", None)
+        self._before: Record = {}
+        self._sent: Record = {}
+        self._watch = Watch(memory)
+
+    def fetch(self, index: Any) -> Any:
+        """As torch's fetcher does, after a Greeting aside."""
+        if isinstance(index, Greeting):
+            self.begin()
+            return index
+        if not self._batched:
+            return self._dataset[index]
+        if self._getitems:
+            return self._getitems(index)
+        return [self._dataset[one] for one in index]
+
+    def begin(self) -> None:
+        """A pass begins: take the memory as it is before anything is fetched."""
+        self._before, self._watch = self._memory.all(), Watch(self._memory)
+
+    def ship(self, collate: Callable[[Any], Any], data: Any) -> Shipped:
+        first = data[0] if isinstance(data, list) and len(data) == 1 else data
+        if isinstance(first, Greeting):
+            self._sent = self._before
+            return Shipped(None, self._number, self._before, "", True)
+        batch = collate(data)
+        now = self._memory.all()
+        news = _changes(self._sent, now)
+        self._sent = now
+        return Shipped(batch, self._number, news, self._watch.look(), False)
+
+
+_here: _Worker | None = None
+
+
+def _changes(before: Record, now: Record) -> Record:
+    """By generator; plain attributes and state_dicts, which are small, as a whole if any changed."""
+    news: Record = {}
+    for part, entries in now.items():
+        old = before.get(part, {})
+        if part in ("values", "states"):
+            if entries != old:
+                news[part] = entries
+        else:
+            new = {name: state for name, state in entries.items() if old.get(name) != state}
+            if new:
+                news[part] = new
+    return news
+
+
+def merge(memory: Record, news: Record) -> Record:
+    """A worker's memory with what a batch brought."""
+    merged = dict(memory)
+    for part, entries in news.items():
+        merged[part] = entries if part in ("values", "states") else {**memory.get(part, {}), **entries}
+    return merged
+
+
+def _greeted(kind: type) -> type:
+    """A subclass whose iterators give a Greeting before their first sample."""
+
+    def __iter__(self: Any) -> Iterator[Any]:
+        if _here is not None:
+            _here.begin()
+        return _Greeted(iter(kind.__iter__(self)))  # type: ignore[attr-defined]
+
+    names = {"__iter__": __iter__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), names)
+
+
+class _Greeted(Iterator[Any]):
+    def __init__(self, samples: Iterator[Any]) -> None:
+        self._samples, self._greeting = samples, True
+
+    def __next__(self) -> Any:
+        if self._greeting:
+            self._greeting = False
+            return Greeting()
+        return next(self._samples)
