@@ -1,0 +1,457 @@
+"""Gradients that a snapshot would lose are told from those of a finished step, for the loops that people write."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckptd
+from ckptd.tensors import accumulation
+from ckptd.tensors.accumulation import accumulated_in
+
+
+@pytest.fixture(autouse=True)
+def seeing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No compiled step of another test makes it blind."""
+    monkeypatch.setattr(accumulation._watch, "blind", False)
+
+
+Loop = Callable[[], tuple[dict[str, Any], Callable[[], None]]]
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def backward(model: nn.Module, scale: float = 1.0) -> None:
+    (model(torch.rand(3, 4)).square().sum() * scale + 0 * scale).backward()
+
+
+def simple(make: Callable[[Any], torch.optim.Optimizer], **zero: Any) -> Loop:
+    def loop() -> tuple[dict[str, Any], Callable[[], None]]:
+        model = net()
+        optimizer = make(model.parameters())
+
+        def step() -> None:
+            optimizer.zero_grad(**zero)
+            backward(model)
+            optimizer.step()
+
+        return {"model": model, "optimizer": optimizer}, step
+
+    return loop
+
+
+def zeroed_after(**zero: Any) -> Loop:
+    def loop() -> tuple[dict[str, Any], Callable[[], None]]:
+        state, step = simple(torch.optim.AdamW)()
+
+        def both() -> None:
+            step()
+            state["optimizer"].zero_grad(**zero)
+
+        return state, both
+
+    return loop
+
+
+def clipped() -> tuple[dict[str, Any], Callable[[], None]]:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        backward(model, 1000.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+def lbfgs() -> tuple[dict[str, Any], Callable[[], None]]:
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(torch.ones(3, 4)).square().sum()
+        loss.backward()
+        return loss
+
+    def step() -> None:
+        optimizer.step(closure)
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+def frozen() -> tuple[dict[str, Any], Callable[[], None]]:
+    model = net()
+    model[0].requires_grad_(requires_grad=False)  # type: ignore[operator]
+    optimizer = torch.optim.AdamW([{"params": layer.parameters()} for layer in (model[0], model[2])])  # type: ignore[index]
+
+    def step() -> None:
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+def scaled(scale: float) -> Loop:
+    def loop() -> tuple[dict[str, Any], Callable[[], None]]:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            scaler.scale(model(torch.rand(3, 4)).square().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update(scale)
+
+        return {"model": model, "optimizer": optimizer, "scaler": scaler}, step
+
+    return loop
+
+
+def gan() -> tuple[dict[str, Any], Callable[[], None]]:
+    generator, critic = nn.Linear(4, 4), net()
+    optimizers = [torch.optim.Adam(part.parameters()) for part in (critic, generator)]
+
+    def step() -> None:
+        optimizers[0].zero_grad()
+        critic(generator(torch.rand(3, 4)).detach()).sum().backward()
+        optimizers[0].step()
+        optimizers[1].zero_grad()
+        critic(generator(torch.rand(3, 4))).sum().backward()  # the critic gets gradients too
+        optimizers[1].step()
+
+    return {"models": [generator, critic], "optimizers": optimizers}, step
+
+
+class Wraps(torch.optim.Optimizer):
+    """As SAM does it: the step that counts is another optimizer's, over the same groups."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.base = torch.optim.SGD(self.param_groups, 0.1)
+        self.param_groups = self.base.param_groups
+
+    def second_step(self) -> None:
+        self.base.step()
+
+
+def wrapped() -> tuple[dict[str, Any], Callable[[], None]]:
+    model = net()
+    optimizer = Wraps(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.second_step()
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+def one_per_parameter() -> tuple[dict[str, Any], Callable[[], None]]:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)])
+    optimizers = [torch.optim.SGD([parameter], 0.01) for parameter in model.parameters()]
+
+    def step() -> None:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        backward(model)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    return {"model": model, "optimizers": optimizers}, step
+
+
+def sparse() -> tuple[dict[str, Any], Callable[[], None]]:
+    model = nn.Embedding(5, 2, sparse=True)
+    optimizer = torch.optim.SparseAdam(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+
+    return {"model": model, "optimizer": optimizer}, step
+
+
+def unused_branch() -> tuple[dict[str, Any], Callable[[], None]]:
+    """The first parameter of the group gets a gradient at the first step only."""
+    model, extra = net(), nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW([*extra.parameters(), *model.parameters()])
+    uses = iter([True])
+
+    def step() -> None:
+        optimizer.zero_grad()
+        inputs = torch.rand(3, 4)
+        model(extra(inputs) if next(uses, False) else inputs).sum().backward()
+        optimizer.step()
+
+    return {"model": model, "extra": extra, "optimizer": optimizer}, step
+
+
+USUAL: dict[str, Loop] = {
+    "AdamW": simple(torch.optim.AdamW),
+    "SGD": simple(lambda p: torch.optim.SGD(p, 0.1)),
+    "foreach": simple(lambda p: torch.optim.Adam(p, foreach=True)),
+    "fused": simple(lambda p: torch.optim.Adam(p, fused=True)),
+    "set to zero": simple(torch.optim.AdamW, set_to_none=False),
+    "zeroed after": zeroed_after(),
+    "zeroed after, to zero": zeroed_after(set_to_none=False),
+    "clipped": clipped,
+    "LBFGS": lbfgs,
+    "frozen": frozen,
+    "scaled": scaled(4.0),
+    "GAN": gan,
+    "SAM": wrapped,
+    "an optimizer per parameter": one_per_parameter,
+    "sparse": sparse,
+    "unused branch": unused_branch,
+}
+
+
+@pytest.fixture(params=USUAL.values(), ids=USUAL)
+def loop(request: pytest.FixtureRequest) -> Iterator[Any]:
+    torch.manual_seed(0)
+    yield request.param()
+
+
+def test_the_usual_loop_gives_no_alarm_at_any_step(loop: Any) -> None:
+    state, step = loop
+    assert accumulated_in(state) is None
+    for _ in range(3):
+        step()
+        assert accumulated_in(state) is None
+
+
+def first(state: dict[str, Any]) -> torch.optim.Optimizer:
+    return state["optimizer"] if "optimizer" in state else state["optimizers"][0]
+
+
+def test_a_backward_pass_after_the_step_is_seen_in_every_loop(loop: Any) -> None:
+    state, step = loop
+    for _ in range(2):
+        step()
+    for group in first(state).param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                parameter.sum().backward()
+    assert accumulated_in(state) in ("state['optimizer']", "state['optimizers'][0]")
+
+
+# --- the first step -------------------------------------------------------------------------------
+
+
+def test_before_the_first_step_every_gradient_counts() -> None:
+    model = net()
+    state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+    assert accumulated_in(state) is None
+    state["optimizer"].zero_grad()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    assert accumulated_in(state) is None
+    backward(model)
+    assert accumulated_in(state) == "state['optimizer']"
+
+
+def test_a_step_that_a_scaler_left_out_is_no_accumulation_also_the_first() -> None:
+    state, step = scaled(3e38)()
+    for _ in range(2):
+        step()
+        assert any(not p.grad.isfinite().all() for p in state["model"].parameters())
+        assert accumulated_in(state) is None
+
+
+def test_a_step_that_a_scaler_left_out_after_others_is_no_accumulation() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for next_scale in (3e38, 4.0):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.rand(3, 4)).square().sum()).backward()
+        scaler.step(optimizer)
+        scaler.update(next_scale)
+        assert accumulated_in({"model": model, "optimizer": optimizer}) is None
+
+
+def test_the_micro_batches_of_one_step_are_seen_each(tmp_path: Path) -> None:
+    model = net()
+    state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+    seen = []
+    for micro in range(1, 9):
+        backward(model)
+        if micro % 4 == 0:
+            state["optimizer"].step()
+            state["optimizer"].zero_grad()
+        seen.append(accumulated_in(state) is not None)
+    assert seen == [True, True, True, False] * 2
+
+
+# --- what it looks at -----------------------------------------------------------------------------
+
+
+def accumulating() -> dict[str, Any]:
+    model = net()
+    backward(model)
+    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+
+
+def test_gradients_that_are_in_the_state_are_not_lost() -> None:
+    state = accumulating()
+    assert accumulated_in({**state, "gradients": ckptd.Gradients(state["model"])}) is None
+    assert accumulated_in({"all": [state, {"g": ckptd.Gradients(state["model"].parameters())}]}) is None
+    assert accumulated_in({**state, "gradients": ckptd.Gradients(net())}) == "state['optimizer']"
+
+
+def test_a_state_without_an_optimizer_accumulates_nothing() -> None:
+    assert accumulated_in({"model": accumulating()["model"]}) is None
+
+
+def test_a_long_list_of_losses_is_not_looked_through() -> None:
+    class Counted(list[float]):
+        looked = 0
+
+        def __iter__(self) -> Iterator[float]:
+            Counted.looked += 1
+            return super().__iter__()
+
+    assert accumulated_in({"losses": Counted([0.5] * 100_000)}) is None
+    assert Counted.looked == 0
+
+
+def test_another_parameter_at_the_address_of_one_that_is_gone_has_no_note() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    backward(model)
+    optimizer.step()
+    probe = next(model.parameters())
+    note = accumulation._watch._notes[id(probe)]
+    assert list(accumulation._watch.noted([probe])) == [(probe, note)]
+    other = nn.Parameter(torch.ones(1))
+    accumulation._watch._notes[id(other)] = note
+    assert list(accumulation._watch.noted([other])) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+def test_gradients_of_every_dtype_are_looked_at(dtype: torch.dtype) -> None:
+    parameter = nn.Parameter(torch.ones(3, dtype=dtype))
+    state = {"optimizer": torch.optim.SGD([parameter], 0.1)}
+    parameter.grad = torch.ones(3, dtype=dtype)
+    assert accumulated_in(state) is not None
+
+
+# --- it leaves things alone -----------------------------------------------------------------------
+
+
+def test_no_gradient_and_no_optimizer_is_kept_alive() -> None:
+    state, step = simple(torch.optim.AdamW)()
+    step()
+    grads = [weakref.ref(p.grad) for p in state["model"].parameters()]
+    state["optimizer"].zero_grad()
+    gc.collect()
+    assert [grad() for grad in grads] == [None] * 4
+    optimizer, model = weakref.ref(state["optimizer"]), weakref.ref(state["model"])
+    del step
+    state.clear()
+    gc.collect()
+    assert (optimizer(), model()) == (None, None)
+
+
+def test_notes_of_what_is_gone_are_dropped() -> None:
+    watch = accumulation._Watch()
+    for _ in range(3000):
+        parameter = nn.Parameter(torch.ones(1))
+        parameter.grad = torch.ones(1)
+        watch.after_step(torch.optim.SGD([parameter]), (), {})
+    assert len(watch._notes) <= 1025
+    assert len(watch._stepped) <= 2
+
+
+def test_an_optimizer_is_the_same_with_it_and_without() -> None:
+    state, step = simple(torch.optim.AdamW)()
+    before = set(vars(state["optimizer"]))
+    step()
+    optimizer = state["optimizer"]
+    assert set(vars(optimizer)) <= before | {"_opt_called"}
+    assert not optimizer._optimizer_step_post_hooks
+    assert copy.deepcopy(optimizer).state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+    assert b"ckptd" not in pickle.dumps(optimizer)
+
+
+def test_optimizers_that_step_in_several_threads_disturb_nobody() -> None:
+    failures: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            for _ in range(60):
+                _, step = simple(lambda p: torch.optim.SGD(p, 0.1))()
+                step()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=train) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_gradients_that_count_no_changes_do_not_fail_the_step() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], 0.1)
+    with torch.inference_mode():
+        parameter.grad = torch.ones(3)
+        optimizer.step()
+    assert parameter.detach().tolist() == torch.full((3,), 0.9).tolist()
+
+
+def test_a_parameter_that_is_no_leaf_any_more_is_not_asked_for_its_gradient() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], 0.1)
+    optimizer.param_groups[0]["params"][0] = parameter * 2  # as a differentiable step leaves it
+    accumulation._watch.after_step(optimizer, (), {})
+    assert accumulated_in({"optimizer": optimizer}) is None
+
+
+COMPILED = """
+import torch
+import ckptd.tensors.accumulation as accumulation
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+step = torch.compile(lambda: optimizer.step(), backend="eager")
+for number in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    step()
+    assert accumulation.accumulated_in({"optimizer": optimizer}) is None
+assert accumulation._watch.blind
+"""
+
+
+@pytest.mark.slow
+def test_a_compiled_step_gives_no_alarm() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COMPILED],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
