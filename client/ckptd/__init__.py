@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ckptd.loop.cadence import Cadence as Cadence
     from ckptd.loop.loader import ResumableLoader as ResumableLoader
     from ckptd.loop.train_state import TrainState as TrainState
+    from ckptd.proof.checking import check_resume as check_resume
     from ckptd.registered import register_type as register_type
     from ckptd.snapshot.descriptor import Sharding as Sharding
     from ckptd.tensors.atomic import atomic_save as atomic_save
@@ -45,6 +46,7 @@ _WHERE = {
     "TrainState": "ckptd.loop.train_state",
     "register_type": "ckptd.registered",
     "ResumableLoader": "ckptd.loop.loader",
+    "check_resume": "ckptd.proof.checking",
     "Gradients": "ckptd.tensors.gradients",
     "Sharding": "ckptd.snapshot.descriptor",
     "CkptdError": "ckptd.errors",

@@ -113,6 +113,16 @@ class ClientClosed(CkptdError):
     """The client was closed, or belongs to the parent of this forked process."""
 
 
+class JobFailed(CkptdError):
+    """A user's job failed by itself while check_resume ran it. Nothing of it is left running.
+
+    Attributes:
+        log: The last lines it wrote, its traceback among them.
+    """
+
+    log: str = ""
+
+
 # --- exit code 2: usage ---------------------------------------------------------------------------
 
 

@@ -1,0 +1,149 @@
+"""What usually lies behind a difference, in words for the person whose job it is. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias
+
+from ckptd.proof.comparing import Finding
+
+Phase: TypeAlias = Literal["repeat", "restore", "resumed"]
+
+_GENERATOR: Final = {
+    "python": ("Python's random", "random.seed(0)"),
+    "numpy": ("NumPy's global generator", "numpy.random.seed(0)"),
+}
+
+_SEEDS: Final = (
+    "seeds: torch.manual_seed(0), random.seed(0), numpy.random.seed(0), before the model and data are made"
+)
+_OTHER_SOURCES: Final = (
+    "time, os.urandom or uuid; a folder listed without sorted(); the order of a set of strings "
+    "(PYTHONHASHSEED=0)"
+)
+_OWN_GENERATORS: Final = "a generator made without a seed: numpy.random.default_rng(), random.Random()"
+_KERNELS: Final = (
+    "kernels: torch.use_deterministic_algorithms(True), on CUDA with CUBLAS_WORKSPACE_CONFIG=:4096:8; threads: "
+    "torch.set_num_threads(1)"
+)
+_LOADER: Final = (
+    "a DataLoader that isn't in the state: wrap it, state['loader'] = ckptd.ResumableLoader(loader)"
+)
+_SEEDED_AGAIN: Final = "a seed that is set when the loop starts: set it in make_job()"
+_OUTSIDE_GENERATOR: Final = (
+    "a generator of its own (torch.Generator, numpy Generator, random.Random): put it into the state"
+)
+_OUTSIDE: Final = (
+    "an EMA, a running mean, a counter, a cache: put it into the state (ckptd.TrainState for counters)"
+)
+_BUFFER: Final = (
+    "a buffer that isn't persistent or a plain attribute of a module: register_buffer(name, tensor)"
+)
+_DATASET: Final = "a dataset or sampler that changes while it is read: put what it remembers into the state"
+_MOMENTS: Final = "the optimizer: without it in the state its moments start from zero"
+_SCHEDULER: Final = "the learning rate: is the scheduler in the state, and stepped before the yield?"
+_YIELD: Final = "code after the yield: at the snapshot it hasn't run; do everything of a step before it"
+_GRADIENTS: Final = "gradients accumulated over several steps: they aren't in the state (ckptd.Gradients)"
+_COUNTS: Final = (
+    "steps counted from the start again: `while train.step < total`, train = ckptd.TrainState() in the state"
+)
+
+
+def of_unseeded(part: str, step: int) -> tuple[str, tuple[str, ...]]:
+    """For a draw from a generator that the job never seeded: why, and what to do."""
+    name, seed = _GENERATOR[part]
+    why = f"step {step} draws from {name}, which the job never seeds: each run draws other numbers"
+    return why, (f"call {seed} in make_job()",)
+
+
+def of_refusal() -> tuple[str, tuple[str, ...]]:
+    """For a checkpoint that doesn't fit what make_job() makes."""
+    why = "the state that make_job() makes doesn't fit the one of the same job some steps later"
+    return why, (
+        "names that the loop adds to the state: make them in make_job()",
+        "shapes or sizes that depend on what was trained: put what decides them into make_job()",
+    )
+
+
+def explain(
+    phase: Phase, found: Finding, *, cut: int | None, kinds: Mapping[str, str], from_start: bool = False
+) -> tuple[str, tuple[str, ...]]:
+    """Why the runs differ, as far as that is certain, and where to look, the likeliest first.
+
+    Args:
+        phase: repeat: two uninterrupted runs differ. restore: the state right after the restore isn't the
+            snapshot's. resumed: a step after it differs.
+        found: What differs.
+        cut: The step that was restored.
+        kinds: Component → what it is.
+        from_start: Whether the first loss after the resume is the one of step 1.
+    """
+    if phase == "repeat":
+        return _of_repeat(found)
+    if phase == "restore":
+        return _of_restore(found)
+    why = _what_is_certain(found, cut or 0)
+    if from_start:
+        return (
+            f"{why}; its first loss is the one of step 1",
+            (
+                "a loop that trains other objects than those in the state: make them in make_job() only",
+                _SEEDED_AGAIN,
+            ),
+        )
+    return why, _of_resumed(found, set(kinds.values()), cut or 0)
+
+
+def _of_repeat(found: Finding) -> tuple[str, tuple[str, ...]]:
+    why = "two uninterrupted runs differ already: the job itself isn't deterministic, and no checkpoint can help it"
+    if found.step == 0:
+        return why, (_SEEDS, _OTHER_SOURCES)
+    return why, (_SEEDS, _OWN_GENERATORS, _OTHER_SOURCES, _KERNELS)
+
+
+def _of_restore(found: Finding) -> tuple[str, tuple[str, ...]]:
+    why = (
+        "the state right after the restore isn't the one that was saved: "
+        "load_state_dict() doesn't take back what state_dict() gave"
+    )
+    look = {
+        "module": "hooks on load_state_dict or state_dict, buffers that are computed, parametrizations",
+        "optimizer": "an optimizer with a load_state_dict of its own",
+        "scheduler": "what the scheduler computes when it is made or loaded",
+        "rng": "something that draws random numbers while it is loaded: load_state_dict() mustn't",
+    }.get(found.kind, "the state_dict() and load_state_dict() of the object there")
+    return why, (look,)
+
+
+def _what_is_certain(found: Finding, cut: int) -> str:
+    if found.step == cut + 1:
+        return f"right after the restore all of the state was equal, so step {found.step} uses something beside the state"
+    return (
+        f"the restored state and steps {cut + 1} to {found.step - 1} were equal, so step {found.step} uses something "
+        "beside the state that comes only now and then (a new epoch, every n-th step, a warm-up)"
+    )
+
+
+def _of_resumed(found: Finding, kinds: set[str], cut: int) -> tuple[str, ...]:
+    if found.kind == "end":
+        return (_COUNTS,)
+    looks: list[str] = []
+    if "optimizer" not in kinds:
+        looks.append(_MOMENTS)
+    if found.kind == "loss":
+        looks += _of_loss(found, kinds)
+    elif found.kind in ("module", "optimizer", "scheduler"):
+        looks += [_SCHEDULER, _YIELD, _GRADIENTS]
+    elif found.kind == "rng":
+        looks += [_LOADER, _SEEDED_AGAIN] if "loader" not in kinds else [_SEEDED_AGAIN, _OUTSIDE]
+    else:
+        looks += [_COUNTS, _YIELD]
+    return tuple(looks)
+
+
+def _of_loss(found: Finding, kinds: set[str]) -> list[str]:
+    if found.rng_differs:
+        first = [_LOADER] if "loader" not in kinds else []
+        return [*first, _SEEDED_AGAIN, _DATASET, _OUTSIDE]
+    first = [] if "loader" in kinds else [_LOADER]
+    return [_OUTSIDE_GENERATOR, _OUTSIDE, _BUFFER, *first, _DATASET, _YIELD]

@@ -1,0 +1,288 @@
+"""check_resume: run a user's job, kill it, resume it in a new process, and name the first thing that differs."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ckptd.errors import InvalidArgument, JobFailed
+from ckptd.names import check_step
+from ckptd.proof import causes
+from ckptd.proof.causes import Phase
+from ckptd.proof.comparing import Finding, first_difference, made_anew, suspects_of
+from ckptd.proof.cuts import chosen_cuts, middle_cut
+from ckptd.proof.elements import apart
+from ckptd.proof.job import JobAddress, address_of
+from ckptd.proof.processes import Process
+from ckptd.proof.report import Difference, ResumeReport
+from ckptd.proof.trace import Leaf, Moment, Trace
+
+__all__ = ["ResumeReport", "check_resume"]
+
+
+def check_resume(
+    make_job: Callable[[], Any] | str,
+    *,
+    steps: int,
+    cuts: int | Sequence[int] | Literal["all"] | None = None,
+    timeout_s: float = 600.0,
+    keep: str | Path | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> ResumeReport:
+    """Find out whether a job that is killed and resumed goes on bit for bit, and if not, what differs first.
+
+    The job is a function without arguments that returns the state, as for `Client.snapshot`, and an iterator that
+    does one optimizer step for each `next()` and yields its loss. A generator function is best: its body starts at
+    the first `next()`, after the restore, so it goes on from whatever the state says. The same two can train for
+    real, with `client.restore(state)` between them and `for loss in losses: client.maybe_snapshot(…)`:
+
+        def make_job():
+            torch.manual_seed(0)
+            model = torch.nn.Linear(4, 1)
+            opt = torch.optim.Adam(model.parameters())
+            loader = ckptd.ResumableLoader(DataLoader(data, batch_size=2, shuffle=True))
+            state = {"model": model, "optimizer": opt, "loader": loader}
+            return state, train(**state)
+
+        def train(model, optimizer, loader):
+            while True:
+                for batch in loader:
+                    optimizer.zero_grad()
+                    loss = model(batch).square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    yield loss
+
+        print(ckptd.check_resume(make_job, steps=20))
+
+    It runs, one after the other and each in a fresh interpreter: the job without a break; the job again, saving
+    at the cuts and killed by SIGKILL right after the last; and for each cut a process that makes the job, sets
+    every global generator to something else, restores, and runs to the end. Compared are each loss and, after the
+    restore and after each step, every value that the state holds, and the random generators. When something
+    differs, the job runs once more without a break, to tell a job that isn't deterministic by itself.
+
+    Args:
+        make_job: The function, or its address: "package.module:make_job", "train.py:make_job". Another process
+            must find it, so it is at the top of a file.
+        steps: Steps of the uninterrupted run, 2 or more. More than an epoch shows more.
+        cuts: Steps (1 to steps - 1) to be killed after; "all" for each. None (default): one in the middle, not
+            between two epochs of a ResumableLoader.
+        timeout_s: Bound for each of the processes (600).
+        keep: Folder, made here, in which traces, logs and checkpoints stay. None (default): a temporary one,
+            removed at the end. It takes the state's size for each cut, and at most 64 MiB a run beside that.
+        progress: Called with a line of text as it goes on.
+
+    Returns:
+        The report. A job that isn't exact, or not deterministic, is a result and no error.
+
+    Raises:
+        InvalidArgument: An argument that can't be right; a function that another process can't find; a job that
+            doesn't give (state, losses). Nothing is left.
+        JobFailed: The job raised, ended early or died; `log` is the end of its output, with the traceback, which
+            is shown below the error too. Nothing is left but what keep asks for.
+        TimedOut: One of the processes didn't end within timeout_s, and was killed; its stacks are shown.
+    """
+    steps = check_step(steps)
+    if steps < 2:
+        raise InvalidArgument("too few steps", where="steps", seen=str(steps), wanted="2 or more")
+    if isinstance(timeout_s, bool) or not (0 < timeout_s < math.inf):
+        raise InvalidArgument("not a bound", where="timeout_s", seen=repr(timeout_s), wanted="over 0, finite")
+    wanted_cuts, job = chosen_cuts(cuts, steps), address_of(make_job)
+    with _folder(keep) as folder:
+        say = progress or (lambda text: None)
+        return _Check(job, steps, wanted_cuts, timeout_s, folder, say).run()
+
+
+@contextmanager
+def _folder(keep: str | Path | None) -> Iterator[Path]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="ckptd-check-", ignore_cleanup_errors=True) as name:
+            yield Path(name)
+        return
+    path = Path(keep).absolute()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InvalidArgument("not a new or empty folder", where=str(path), todo="name another one for keep")
+    path.mkdir(parents=True, exist_ok=True)
+    yield path
+
+
+@dataclass
+class _Check:
+    """One check: its runs in their order. `base` and `saving` are the traces of the first two."""
+
+    job: JobAddress
+    steps: int
+    cuts: tuple[int, ...] | None
+    timeout_s: float
+    folder: Path
+    say: Callable[[str], None]
+
+    def run(self) -> ResumeReport:
+        began = time.monotonic()
+        self.say(f"{self.job}: {self.steps} steps without a break")
+        self.base = self._process("uninterrupted", "the uninterrupted run").run()
+        self._refuse_an_early_end()
+        self._cuts = self.cuts or (middle_cut(self.base, self.steps),)
+        report = self._report(tuple(self._differences()))
+        return replace(report, seconds=time.monotonic() - began)
+
+    def _differences(self) -> Iterator[Difference]:
+        if self.base.unseeded:
+            yield self._unseeded()
+            return
+        at = ", ".join(map(str, self._cuts))
+        self.say(f"again, saved after step {at}, then SIGKILL")
+        process = self._process("killed", "the run to be killed", steps=self._cuts[-1], cuts=self._cuts)
+        self.saving = replace(process, keep=self._cuts[:1]).run()
+        repeat = first_difference(self.base, self.saving)
+        if repeat is not None:
+            yield self._difference("repeat", repeat, self.base, self.saving, None)
+            return
+        known = False
+        for cut in self._cuts:
+            found = self._resume(cut)
+            if found is None:
+                continue
+            if not known and found.phase == "resumed" and found.kind != "end":
+                again = self._again(found)
+                if again is not None:
+                    yield again
+                    return
+            known = True
+            yield found
+
+    def _resume(self, cut: int) -> Difference | None:
+        self.say(f"resumed from step {cut} in a new process")
+        name, said = f"resumed-from-{cut}", f"the run resumed from step {cut}"
+        run = replace(self._process(name, said), resume=cut, keep=(cut, cut + 1)).run()
+        if run.refused:
+            return _refused(run, cut)
+        found = first_difference(self.saving, run, steps=(cut,))
+        if found is not None:
+            return self._difference("restore", found, self.saving, run, cut)
+        found = first_difference(self.base, run)
+        if found is not None:
+            return self._difference("resumed", found, self.base, run, cut)
+        for file in self.folder.glob(f"{name}.*.values"):
+            file.unlink()
+        return None
+
+    def _again(self, found: Difference) -> Difference | None:
+        """An uninterrupted run to the step of the difference; what differs in that one is the job's own."""
+        self.say(f"something differs at step {found.step}: without a break again, to tell whose fault it is")
+        process = self._process("again", "the second uninterrupted run", steps=found.step)
+        run = replace(process, keep=(found.step,)).run()
+        repeat = first_difference(self.base, run)
+        return None if repeat is None else self._difference("repeat", repeat, self.base, run, None)
+
+    def _difference(
+        self, phase: Phase, found: Finding, wanted: Trace, seen: Trace, cut: int | None
+    ) -> Difference:
+        from_start = False
+        if phase == "resumed" and cut is not None and found.step == cut + 1 and found.kind == "loss":
+            from_start = self.base.moments[1].losses == seen.moments[found.step].losses
+        why, look_for = causes.explain(phase, found, cut=cut, kinds=wanted.kinds, from_start=from_start)
+        before = self.saving.beside.get(cut, {}) if phase == "resumed" and cut is not None else {}
+        after = seen.beside.get(cut, {}) if cut is not None else {}
+        return Difference(
+            phase=phase, cut=cut, step=found.step, kind=found.kind, where=found.where, seen=found.seen,
+            wanted=found.wanted, apart=_apart(found, wanted, seen), extents=found.extents,
+            suspects=suspects_of(before, after), made_anew=made_anew(before, after), why=why, look_for=look_for,
+        )  # fmt: skip
+
+    def _unseeded(self) -> Difference:
+        part, step = min(self.base.unseeded.items(), key=lambda item: item[1])
+        why, look_for = causes.of_unseeded(part, step)
+        return Difference(
+            phase="repeat", cut=None, step=step, kind="rng", where=f"state['rng'][{part!r}]",
+            seen="drawn from", wanted="seeded before", why=why, look_for=look_for,
+        )  # fmt: skip
+
+    def _report(self, differences: tuple[Difference, ...]) -> ResumeReport:
+        last = self.base.moments[self.steps]
+        return ResumeReport(
+            exact=not differences, job=str(self.job), steps=self.steps, cuts=self._cuts, differences=differences,
+            components=tuple(self.base.kinds), values=len(last.leaves), state_bytes=self.base.state_bytes,
+            notes=tuple(_notes(self.base)),
+        )  # fmt: skip
+
+    def _refuse_an_early_end(self) -> None:
+        if self.base.ended is not None:
+            raise JobFailed(
+                "the job ended early", where=str(self.job), seen=f"after step {self.base.ended}",
+                wanted=f"{self.steps} steps", todo="ask for fewer steps, or let it go on (`while True:`)",
+            )  # fmt: skip
+
+    def _process(
+        self, name: str, said: str, *, steps: int | None = None, cuts: Sequence[int] = ()
+    ) -> Process:
+        return Process(
+            name=name, said=said, job=self.job, folder=self.folder, steps=steps or self.steps,
+            timeout_s=self.timeout_s, cuts=cuts,
+        )  # fmt: skip
+
+
+def _refused(run: Trace, cut: int) -> Difference:
+    why, look_for = causes.of_refusal()
+    return Difference(
+        phase="restore", cut=cut, step=cut, kind="refused", where="restore()", seen=run.refused,
+        wanted="a checkpoint that fits", why=why, look_for=look_for,
+    )  # fmt: skip
+
+
+def _apart(found: Finding, wanted: Trace, seen: Trace) -> str:
+    one, other = seen.moments.get(found.step), wanted.moments.get(found.step)
+    if not found.key or one is None or other is None or not (one.values and other.values):
+        return ""
+    leaf, right = one.leaves.get(found.key), other.leaves.get(found.key)
+    if (
+        leaf is None
+        or right is None
+        or not leaf.dtype
+        or (leaf.dtype, leaf.nbytes) != (right.dtype, right.nbytes)
+    ):
+        return ""
+    count = math.prod(_shape(leaf)) or 1
+    return apart(leaf.dtype, leaf.nbytes // count, _bytes(one, leaf), _bytes(other, right))
+
+
+def _shape(leaf: Leaf) -> list[int]:
+    dims = leaf.text.partition("[")[2].partition("]")[0]
+    return [int(dim) for dim in dims.split(",") if dim.strip()]
+
+
+def _bytes(moment: Moment, leaf: Leaf) -> bytes:
+    with Path(moment.values).open("rb") as file:
+        file.seek(leaf.offset)
+        return file.read(leaf.nbytes)
+
+
+def _notes(base: Trace) -> Iterator[str]:
+    losses = [moment.losses for moment in base.moments.values() if moment.losses]
+    bad = next(
+        (m.step for m in base.moments.values() if not all(_finite(x) for x in m.losses.values())), None
+    )
+    if bad is not None:
+        yield f"a loss is not finite from step {bad} on: what follows proves little"
+    elif all(one == losses[0] for one in losses):
+        yield "the losses never change: does the job train?"
+    first, last = base.moments[0].leaves, base.moments[max(base.moments)].leaves
+    for name, kind in base.kinds.items():
+        if kind == "module" and _unchanged(name, first, last):
+            yield f"state[{name!r}] never changed: is it the object that the loop trains?"
+
+
+def _unchanged(name: str, first: Any, last: Any) -> bool:
+    from ckptd.proof.trace import component_of
+
+    return all(leaf.same(last.get(key)) for key, leaf in first.items() if component_of(key) == name)
+
+
+def _finite(text: str) -> bool:
+    return math.isfinite(float(text))
