@@ -29,6 +29,8 @@ def obey(call, path):
             return
         if what != call or not fnmatch.fnmatch(path, where):
             return
+        if how == "slow":
+            return time.sleep(0.05)
         if how != "stall":
             code = getattr(errno, how)
             raise OSError(code, os.strerror(code), path)
@@ -61,7 +63,7 @@ class ObstructedDaemon:
         self.process, self._orders = process, orders
 
     def obstruct(self, call: str, path: str, how: str) -> None:
-        """From now on `call` of paths like `path` stalls ("stall") or fails (an errno).
+        """From now on `call` of paths like `path` stalls ("stall"), takes 50 ms more ("slow") or fails (an errno).
 
         Args:
             call: "write", "mkdir", or "read": opening to read.
