@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ckptd.errors import StateMismatch
-from ckptd.loop.loader_memory import Memory
+from ckptd.loop.loader_memory import Memory, Record
 from ckptd.loop.loader_pass import Pass
 from ckptd.loop.loader_worker import Shipped
 
@@ -34,8 +34,12 @@ class Batches(Iterator[Any]):
         self.settle()
         if of.first is None and not self._ordered:
             of.first = self._memory.draws()
+        if of.watch is not None:
+            of.before_fetch(self._memory)
         batch = self._take(of)
         of.yielded()
+        if of.watch is not None:
+            of.after_fetch(self._memory)
         return batch
 
     def _take(self, of: Pass) -> Any:
@@ -59,8 +63,12 @@ class Batches(Iterator[Any]):
             of.greetings -= 1
             of.hear(next(self._source))
 
-    def drop(self, steps: int) -> None:
+    def drop(self, steps: int, last: Record | None) -> None:
         """Fetch what was fetched before; what failed then may fail again.
+
+        Args:
+            steps: How many batches.
+            last: The generators before the last of them; None if they follow from the ones before.
 
         Raises:
             StateMismatch: The loader ends before.
@@ -68,6 +76,8 @@ class Batches(Iterator[Any]):
         of = self._of()
         while of.steps < steps:
             before = of.steps
+            if last is not None and before == steps - 1:
+                self._memory.put(last)
             try:
                 next(self)
             except StopIteration:

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckptd.loop.loader_memory import Record, Watch
+from ckptd.loop.loader_memory import Memory, Record, Watch
 from ckptd.loop.loader_worker import Shipped, merge
 
 
@@ -29,6 +29,9 @@ class Pass:
         greetings: Answers of workers that are to come before the first batch.
         watch: Watches the dataset in this process; None where that isn't needed.
         changed: By worker (0 without any): an attribute that fetching changes and the memory lacks, or "".
+        last: The generators before the last fetch, and
+        after: after it; both only while fetching here changes what the memory lacks.
+        loop_draws: Whether the training loop was seen to draw from them between two fetches.
         exhausted: Whether an iterable dataset came to its end.
         draws_on_the_way: While skipping, the sampler drew after its first step.
     """
@@ -46,6 +49,9 @@ class Pass:
     greetings: int = 0
     watch: Watch | None = None
     changed: dict[int, str] = field(default_factory=dict)
+    last: Record | None = None
+    after: Record | None = None
+    loop_draws: bool = False
     exhausted: bool = False
     draws_on_the_way: bool = False
     _ahead: int = 0
@@ -59,6 +65,19 @@ class Pass:
         """The sampler gave one that was fetched before."""
         self._ahead = self.check = fold(self._ahead, index)
 
+    def before_fetch(self, memory: Memory) -> None:
+        """Where fetching has to be repeated, note what it draws from: the training loop may draw from it too."""
+        if self.changed.get(0):
+            self.last = memory.draws()
+            if self.after is not None and self.after != self.last:
+                self.loop_draws = True
+
+    def after_fetch(self, memory: Memory) -> None:
+        if self.watch is not None and self.steps == 1:
+            self.changed[0] = self.watch.look()
+        if self.changed.get(0):
+            self.after = memory.draws()
+
     def done(self) -> None:
         """The oldest batch given to be fetched was yielded, or raised an error."""
         self.steps += 1
@@ -69,8 +88,6 @@ class Pass:
         """A batch reached the training loop."""
         self.done()
         self.batches += 1
-        if self.watch is not None and self.steps == 1:
-            self.changed[0] = self.watch.look()
 
     def failed(self) -> None:
         """next() raised an error: that batch's, if one was to come."""

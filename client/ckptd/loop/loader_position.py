@@ -26,7 +26,7 @@ _POSITION: Final[dict[str, Any]] = {
 }  # fmt: skip
 _PASS: Final[dict[str, Any]] = {
     "start": dict, "first": _OPTIONAL, "birth": bool, "batches": int, "steps": int, "check": int,
-    "workers": _LISTS, "workers_at_start": _LISTS, "changed": str, "exhausted": bool,
+    "workers": _LISTS, "workers_at_start": _LISTS, "changed": str, "exhausted": bool, "last": _OPTIONAL, "loop_draws": bool,
 }  # fmt: skip
 _WANTED: Final = {
     "batch_size": "batch size",
@@ -72,7 +72,7 @@ def of_pass(of: Pass) -> dict[str, Any]:
         "batches": of.batches, "steps": of.steps, "check": of.check,
         "workers": list(of.workers or ()) if known else None,
         "workers_at_start": list(at_start) if at_start is not None else None,
-        "changed": of.look(), "exhausted": of.exhausted,
+        "changed": of.look(), "exhausted": of.exhausted, "last": of.last, "loop_draws": of.loop_draws,
     }  # fmt: skip
 
 

@@ -62,14 +62,17 @@ class Resume:
         """
         found = self._memory.all()
         try:
+            stored = self._of
             view, of, batches = self._attempt()
             if self.way.how == "skip" and not self._loader.num_workers and not self._came_right(of):
                 self.way = Way(
                     "refetch", "the sampler draws during the pass from generators that others draw from"
                 )
                 view, of, batches = self._attempt()
-            if view.order is not None and of.check != self._of["check"]:
+            if view.order is not None and of.check != stored["check"]:
                 _say_other_order()
+            if self.way.how == "refetch" and stored["changed"]:
+                self._say_unrecorded()
         finally:
             self._memory.put(found, states=False)
         if self.way.how == "skip":
@@ -118,12 +121,12 @@ class Resume:
         if stored["steps"] or stored["workers"] is not None:
             batches.settle()
         if self.way.how == "refetch":
-            batches.drop(stored["steps"])
+            batches.drop(stored["steps"], stored["last"])
 
     def _pass(self, view: View) -> Pass:
         stored = self._of
         of = Pass(stored["start"], self._position["kind"], stored["birth"], first=stored["first"])
-        of.exhausted = stored["exhausted"]
+        of.exhausted, of.loop_draws = stored["exhausted"], stored["loop_draws"]
         if view.reports:
             of.workers = [None] * self._loader.num_workers
             of.workers_at_start = stored["workers_at_start"]
@@ -136,6 +139,24 @@ class Resume:
             return None
         memories: list[Any] | None = self._of["workers" if self.way.how == "skip" else "workers_at_start"]
         return memories
+
+    def _say_unrecorded(self) -> None:
+        """Fetching again doesn't bring everything back when it depends on more than this epoch's fetches."""
+        reasons = []
+        if self._of["loop_draws"]:
+            reasons.append("the training loop draws from the same generators between two batches")
+        if (self._persistent and not self._of["birth"]) or (
+            not self._loader.num_workers and self._position["epoch"]
+        ):
+            reasons.append("it may reach back into earlier epochs")
+        if reasons:
+            warnings.warn(
+                f"fetching changes {self._of['changed']}, which isn't recorded; the batches before the position "
+                f"were fetched again, but it may differ now: {' and '.join(reasons)}; give the dataset "
+                "state_dict and load_state_dict",
+                CheckpointWarning,
+                stacklevel=6,
+            )
 
 
 def _say_other_order() -> None:
