@@ -191,6 +191,20 @@ def sparse() -> tuple[dict[str, Any], Callable[[], None]]:
     return {"model": model, "optimizer": optimizer}, step
 
 
+def alternating() -> tuple[dict[str, Any], Callable[[], None]]:
+    """Of two layers of one group each gets a gradient at every other step only."""
+    layers = [nn.Linear(4, 1), nn.Linear(4, 1)]
+    optimizer = torch.optim.SGD([*layers[0].parameters(), *layers[1].parameters()], 0.1)
+    turns = iter(range(100))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        layers[next(turns) % 2](torch.rand(3, 4)).sum().backward()
+        optimizer.step()
+
+    return {"layers": layers, "optimizer": optimizer}, step
+
+
 def unused_branch() -> tuple[dict[str, Any], Callable[[], None]]:
     """The first parameter of the group gets a gradient at the first step only."""
     model, extra = net(), nn.Linear(4, 4)
@@ -223,6 +237,7 @@ USUAL: dict[str, Loop] = {
     "an optimizer per parameter": one_per_parameter,
     "sparse": sparse,
     "unused branch": unused_branch,
+    "alternating": alternating,
 }
 
 
@@ -235,7 +250,7 @@ def loop(request: pytest.FixtureRequest) -> Iterator[Any]:
 def test_the_usual_loop_gives_no_alarm_at_any_step(loop: Any) -> None:
     state, step = loop
     assert accumulated_in(state) is None
-    for _ in range(3):
+    for _ in range(4):
         step()
         assert accumulated_in(state) is None
 
@@ -354,6 +369,28 @@ def test_gradients_of_every_dtype_are_looked_at(dtype: torch.dtype) -> None:
     state = {"optimizer": torch.optim.SGD([parameter], 0.1)}
     parameter.grad = torch.ones(3, dtype=dtype)
     assert accumulated_in(state) is not None
+
+
+def test_a_group_that_is_frozen_is_not_searched_at_every_step_and_found_when_it_no_longer_is() -> None:
+    class Counted(list[Any]):
+        looked = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            Counted.looked += 1
+            return super().__iter__()
+
+    layer, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([{"params": layer.parameters()}, {"params": head.parameters()}], 0.1)
+    watch = accumulation._Watch()
+    optimizer.param_groups[0]["params"] = Counted(layer.parameters())
+    head(torch.rand(2, 4)).sum().backward()
+    for _ in range(60):
+        watch.after_step(optimizer, (), {})
+    assert Counted.looked == 1
+    head(layer(torch.rand(2, 4))).sum().backward()
+    for _ in range(60):
+        watch.after_step(optimizer, (), {})
+    assert [parameter is layer.weight for parameter, _ in watch.noted(layer.parameters())] == [True]
 
 
 # --- it leaves things alone -----------------------------------------------------------------------

@@ -34,6 +34,8 @@ __all__ = ["accumulated_in"]
 
 #: Above this many optimizers each renews its own notes only: one for each parameter would cost a square.
 _MOST_RENEWED: Final = 8
+#: Steps after which a group without any gradient is searched again: it may have been frozen, and no longer be.
+_LOOK_AGAIN_EVERY: Final = 64
 #: Longer ones hold data, such as losses; to look into them at each snapshot would cost more than to copy them.
 _LONGEST_SEARCHED: Final = 1000
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
@@ -59,13 +61,47 @@ class _Note:
         return self._grad() is grad and grad._version == self._version
 
 
+class _Stepped:
+    """An optimizer that has stepped, and which parameter of each group is looked at.
+
+    One that had a gradient has one again, so it is tried first: a search through frozen ones costs more than a step.
+    """
+
+    __slots__ = ("_places", "_steps", "optimizer")
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self._places: list[int | None] = []  #: position in each group; None: no gradient was found in it
+        self._steps = 0
+
+    def renew(self, notes: dict[int, _Note]) -> None:
+        """Put the notes of its groups in the place of those of its step before: an old one would look like news."""
+        optimizer = self.optimizer()
+        if optimizer is None:
+            return
+        groups = optimizer.param_groups
+        if len(self._places) != len(groups):
+            self._places = [0] * len(groups)
+        for number, group in enumerate(groups):
+            parameters, place = group["params"], self._places[number]
+            if place is not None and place < len(parameters):
+                notes.pop(id(parameters[place]), None)
+                if _noted(parameters[place], notes):
+                    continue
+            if place is not None or self._steps % _LOOK_AGAIN_EVERY == 0:
+                self._places[number] = next(
+                    (at for at, each in enumerate(parameters) if _noted(each, notes)), None
+                )
+        self._steps += 1
+
+
 class _Watch:
     """The notes of this process, by the address of the parameter."""
 
     def __init__(self) -> None:
         self.blind = False  #: a compiled step isn't noted
         self._notes: dict[int, _Note] = {}
-        self._stepped: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self._stepped: dict[int, _Stepped] = {}
         self._sweep_at = 1024
 
     def after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -73,28 +109,21 @@ class _Watch:
         if torch.compiler.is_compiling():  # traced: only this assignment is left, made at each compiled step
             self.blind = True
             return
-        for each in self._to_renew(optimizer):
-            for group in each.param_groups:
-                self._note(group["params"])
+        own = self._stepped.get(id(optimizer))
+        if own is None or own.optimizer() is not optimizer:
+            own = self._met(optimizer)
+        # Other threads may step too: what is walked is never the dict itself.
+        for each in list(self._stepped.values()) if len(self._stepped) <= _MOST_RENEWED else (own,):
+            each.renew(self._notes)
         if len(self._notes) > self._sweep_at:
             self._notes = {key: note for key, note in list(self._notes.items()) if note.is_alive()}
             self._sweep_at = 2 * len(self._notes) + 1024
 
-    def _to_renew(self, optimizer: torch.optim.Optimizer) -> Iterable[torch.optim.Optimizer]:
-        # Other threads may step too: what is walked here is never the dict itself.
-        if id(optimizer) not in self._stepped or self._stepped[id(optimizer)]() is not optimizer:
-            alive = {key: ref for key, ref in list(self._stepped.items()) if ref() is not None}
-            self._stepped = {**alive, id(optimizer): weakref.ref(optimizer)}
-        if not 1 < len(self._stepped) <= _MOST_RENEWED:
-            return (optimizer,)
-        return [each for ref in list(self._stepped.values()) if (each := ref()) is not None]
-
-    def _note(self, parameters: Iterable[torch.Tensor]) -> None:
-        for parameter in parameters:
-            grad = _grad_of(parameter)
-            if grad is not None and not grad.is_inference():  # such a one counts no changes
-                self._notes[id(parameter)] = _Note(parameter, grad)
-                return
+    def _met(self, optimizer: torch.optim.Optimizer) -> _Stepped:
+        own = _Stepped(optimizer)
+        alive = {key: one for key, one in list(self._stepped.items()) if one.optimizer() is not None}
+        self._stepped = {**alive, id(optimizer): own}
+        return own
 
     def noted(self, parameters: Iterable[torch.Tensor]) -> Iterator[tuple[torch.Tensor, _Note]]:
         """Those of the parameters that have a note."""
@@ -102,6 +131,15 @@ class _Watch:
             note = self._notes.get(id(parameter))
             if note is not None and note.is_of(parameter):
                 yield parameter, note
+
+
+def _noted(parameter: torch.Tensor, notes: dict[int, _Note]) -> bool:
+    """Note its gradient, if it has one whose changes can be told."""
+    grad = _grad_of(parameter)
+    if grad is None or grad.is_inference():
+        return False
+    notes[id(parameter)] = _Note(parameter, grad)
+    return True
 
 
 _watch = _Watch()
