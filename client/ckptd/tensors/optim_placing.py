@@ -68,15 +68,15 @@ class Placing:
         return result
 
     def _is_free(self, tensor: torch.Tensor) -> bool:
-        if not tensor.numel():
-            return True
+        if not tensor.numel() or tensor.is_meta:
+            return True  # no memory at all
         start, end = extent(tensor)
         spans = self._taken.get(tensor.device, [])
         at = bisect_left(spans, (start, start))
         return (at == len(spans) or spans[at][0] >= end) and (at == 0 or spans[at - 1][1] <= start)
 
     def _take(self, tensor: torch.Tensor) -> None:
-        if tensor.layout is torch.strided and tensor.numel():
+        if tensor.layout is torch.strided and tensor.numel() and not tensor.is_meta:
             insort(self._taken.setdefault(tensor.device, []), extent(tensor))
 
 
