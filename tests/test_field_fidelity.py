@@ -224,6 +224,35 @@ def test_ties_within_and_across_components_are_kept_in_every_sharding(
     assert loaded["model"]["embed.weight"].requires_grad and not loaded["ema"]["w"].requires_grad
 
 
+def test_ties_of_lazy_views_are_kept_and_lazy_and_plain_ones_stay_apart(tmp_path: Path) -> None:
+    base = torch.complex(torch.arange(4.0), torch.ones(4))
+    conj, part = base.conj(), base.conj().imag
+    state = {"x": [base, conj, base.conj(), conj[:], part, part, base.imag]}
+    captured = capture(state, rng=False)
+    assert [row.alias_of for row in captured.tensors] == [None, None, 1, 1, None, 4, None]
+    for sharding in LAYOUTS:
+        assert same(through_disk(tmp_path, state, sharding)["x"], state["x"])
+
+
+def test_the_memory_of_a_lazy_view_is_held_until_the_copy() -> None:
+    """A state_dict() may make it anew: its address must not be given to another tensor meanwhile."""
+    made = (
+        {"v": [torch.full((1000,), complex(number, 1)).conj() for number in [step]]} for step in range(50)
+    )
+    captured = capture({"x": [Made(made) for _ in range(50)]}, rng=False)
+    assert [row.alias_of for row in captured.tensors] == [None] * 50
+
+
+class Made:
+    def __init__(self, values: Iterator[Any]) -> None:
+        self.values = values
+
+    def state_dict(self) -> Any:
+        return next(self.values)
+
+    def load_state_dict(self, state: Any) -> None: ...
+
+
 def test_a_tensor_whose_memory_was_freed_is_refused_instead_of_killing_the_process() -> None:
     gone = torch.ones(1000)
     part, column, late = gone[:10], gone.view(100, 10)[:, 0], gone[20:30]

@@ -34,6 +34,7 @@ class TensorRows:
         self.sources: list[torch.Tensor] = []
         self.data_bytes = 0
         self._owners: dict[tuple[Any, ...], int] = {}
+        self._kept: list[torch.Tensor] = []
 
     def __repr__(self) -> str:
         return f"<TensorRows {len(self.rows)} rows, {self.data_bytes} bytes>"
@@ -47,11 +48,13 @@ class TensorRows:
         check_storable(tensor, path)
         parameter = type(tensor) is torch.nn.Parameter
         requires_grad = tensor.requires_grad and tensor.is_leaf
-        source = resolved(tensor.detach())
-        shape, nbytes = tuple(source.shape), source.numel() * source.itemsize
+        seen = tensor.detach()
+        shape, nbytes = tuple(seen.shape), seen.numel() * seen.itemsize
         # Equal address, shape, stride and dtype is what makes a tie: both names show the same bytes.
-        place = (source.data_ptr(), shape, source.stride(), source.dtype, source.device)
+        lazy = (seen.is_conj(), seen.is_neg())
+        place = (seen.data_ptr(), shape, seen.stride(), seen.dtype, seen.device, lazy)
         owner = self._owners.get(place) if nbytes else None
+        source = seen if owner is not None else resolved(seen)
         offset = self.rows[owner].offset if owner is not None else self._reserve(nbytes)
         self.rows.append(
             TensorSpec(
@@ -59,7 +62,7 @@ class TensorRows:
                 dtype=NAME_OF_DTYPE[source.dtype],
                 itemsize=source.itemsize,
                 shape=shape,
-                stride=memory_order(source),
+                stride=memory_order(source) if owner is None else self.rows[owner].stride,
                 offset=offset,
                 nbytes=nbytes,
                 alias_of=owner,
@@ -69,9 +72,9 @@ class TensorRows:
         )
         if owner is None:
             self._owners[place] = len(self.rows) - 1
-            self.sources.append(
-                source
-            )  # keeps the memory alive, so its address can't be taken by another tensor
+            self.sources.append(source)
+            if source is not seen:
+                self._kept.append(seen)  # alive, so that its address can't be taken by another tensor
         return TensorRef(len(self.rows) - 1)
 
     def _reserve(self, nbytes: int) -> int:
