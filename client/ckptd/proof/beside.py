@@ -1,91 +1,97 @@
 # ruff: noqa: TID253
 """What a job reaches beside its state: the variables of its loop and the attributes of its objects.
 
-Only to name suspects once a resumed run differs: whatever here has another value right after the restore than it
-had at the snapshot is something the state doesn't bring back. A bounded walk that calls no code of the user's.
+Only to name suspects: whatever here has another value right after the restore than it had at the snapshot is
+something the state doesn't bring back. A bounded walk that runs no code of the user's, nearest things first, and
+each object once, under the name that a resumed run finds it by too.
 """
 
 from __future__ import annotations
 
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
 
 import numpy
 import torch
-from torch.utils.data import DataLoader
 
 from ckptd.loop.loader import ResumableLoader
 from ckptd.proof.leaves import hash_of, plain_leaf
-from ckptd.proof.trace import Leaf
+from ckptd.proof.trace import Leaf, scoped
 from ckptd.tensors import tags
 from ckptd.tensors.generator_state import GENERATORS, kind_of
+
+Named: TypeAlias = tuple[str, Any]
 
 _SCALARS: Final = (type(None), bool, int, float, complex, str, bytes)
 _NO_DATA: Final = (types.ModuleType, type, types.BuiltinFunctionType, BaseException, types.FrameType)
 _LIBRARIES: Final = frozenset({"torch", "numpy", "ckptd"})
 _OF_MODULE: Final = frozenset(vars(torch.nn.Module()))
+_OF_LOADER: Final = ("dataset", "sampler", "batch_sampler", "collate_fn", "generator")
 _MAX_VALUES: Final = 5_000
-_MAX_VISITS: Final = 50_000
-_MAX_DEPTH: Final = 16
+_MAX_OBJECTS: Final = 20_000
 _MAX_ITEMS: Final = 200
 _MAX_BYTES: Final = 64 * 1024 * 1024
 
 
 def look_beside(state: Mapping[Any, Any], losses: Iterator[Any]) -> dict[str, Leaf]:
-    """Name → value of what is reached from the state's objects and from the iterator, each object once."""
-    walk = _Walk()
-    for name, value in state.items():
-        walk.visit(value, f"state[{name!r}]", 0)
-    if isinstance(losses, types.GeneratorType):
-        walk.visit(losses, "", 0)
-    else:
-        walk.visit(losses, "losses", 0)
+    """Name → value of what is reached from the state's objects and from the iterator; see trace.scoped."""
+    walk = _Walk(state)
+    components = [(f"state[{name!r}]", value) for name, value in state.items()]
+    if not isinstance(losses, types.GeneratorType):
+        walk.visit([("losses", losses), *components])
+        return walk.leaves
+    # What the loop makes comes last: it isn't there before its first step, and may be other names for the rest.
+    walk.visit([*_given(losses), *components])
+    walk.visit(_made(losses))
     return walk.leaves
 
 
 class _Walk:
-    def __init__(self) -> None:
+    def __init__(self, state: Mapping[Any, Any]) -> None:
         self.leaves: dict[str, Leaf] = {}
-        self._seen: dict[int, Any] = {}  # holds what it names, so that no id is used twice
-        self._visits = 0
+        self._named = {id(value): f"state[{name!r}]" for name, value in state.items()}
+        self._seen: dict[int, Any] = {id(state): state}  # holds what it names, so that no id is used twice
 
-    def visit(self, value: Any, name: str, depth: int) -> None:
-        self._visits += 1
-        if self._visits > _MAX_VISITS or len(self.leaves) >= _MAX_VALUES or depth > _MAX_DEPTH:
-            return
-        if isinstance(value, _SCALARS):
-            self.leaves.setdefault(name, plain_leaf(value))
-            return
-        if isinstance(value, _NO_DATA) or id(value) in self._seen:
-            return
-        self._seen[id(value)] = value
-        if isinstance(value, (torch.Tensor, numpy.ndarray, *GENERATORS)):
-            self._data(value, name)
-        else:
-            for inner, item in _parts(value, name):
-                self.visit(item, inner, depth + 1)
+    def visit(self, roots: Iterable[Named]) -> None:
+        waiting = deque(roots)
+        while waiting and len(self._seen) < _MAX_OBJECTS and len(self.leaves) < _MAX_VALUES:
+            name, value = waiting.popleft()
+            if isinstance(value, _SCALARS):
+                self.leaves.setdefault(name, plain_leaf(value))
+            elif not isinstance(value, _NO_DATA) and id(value) not in self._seen:
+                self._seen[id(value)] = value
+                name = self._named.get(id(value), name)
+                if isinstance(value, (torch.Tensor, numpy.ndarray, *GENERATORS)):
+                    self._data(value, name)
+                else:
+                    waiting.extend(_parts(value, name))
 
     def _data(self, value: Any, name: str) -> None:
         if isinstance(value, GENERATORS):
             spelled = tags.encode(value, (name,))
             if spelled is not None:
-                self.leaves[name] = Leaf(kind_of(value), plain_leaf(repr(spelled)).digest)
+                self.leaves.setdefault(name, Leaf(kind_of(value), plain_leaf(repr(spelled)).digest))
         elif isinstance(value, numpy.ndarray):
             if value.dtype.kind in "biufc" and value.nbytes <= _MAX_BYTES:
                 text = f"ndarray {value.dtype.str}{list(value.shape)}"
-                self.leaves[name] = Leaf(text, hash_of(torch.from_numpy(value.copy())))
+                self.leaves.setdefault(name, Leaf(text, hash_of(torch.from_numpy(value.copy()))))
         elif _is_plain(value) and value.nbytes <= _MAX_BYTES:
-            text = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-            self.leaves[name] = Leaf(text, hash_of(value.resolve_conj().resolve_neg()))
+            plain = value.detach().resolve_conj().resolve_neg()
+            self.leaves.setdefault(name, Leaf(_look(value), hash_of(plain)))
+
+
+def _look(value: torch.Tensor) -> str:
+    shown = repr(value.item()) if value.ndim == 0 else str(list(value.shape))
+    return f"{str(value.dtype).removeprefix('torch.')} {shown}"
 
 
 def _is_plain(value: torch.Tensor) -> bool:
     return value.layout == torch.strided and not value.is_quantized and value.device.type != "meta"
 
 
-def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _parts(value: Any, name: str) -> Iterator[Named]:
     if isinstance(value, dict):
         for index, (key, item) in enumerate(list(value.items())[:_MAX_ITEMS]):
             yield f"{name}[{key!r}]" if isinstance(key, _SCALARS) else f"{name}[{index}]", item
@@ -93,47 +99,62 @@ def _parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         for index, item in enumerate(list(value)[-_MAX_ITEMS:], max(0, len(value) - _MAX_ITEMS)):
             yield f"{name}[{index}]", item
     elif isinstance(value, (set, frozenset)):
-        yield f"sorted({name})", sorted(map(repr, value))
+        yield f"{name} in order", sorted(map(repr, value))
     elif isinstance(value, types.GeneratorType):
-        yield from _of_generator(value, name)
+        yield from _given(value)
+        yield from _made(value)
     elif isinstance(value, types.FunctionType):
-        yield from _of_function(value, name)
+        yield from _of_function(value)
     elif isinstance(value, types.MethodType):
         yield name, value.__self__
     elif isinstance(value, ResumableLoader):
-        yield name, value._loader
+        for key in _OF_LOADER:
+            yield f"{name}.{key}", getattr(value, key, None)
     else:
         yield from _of_object(value, name)
 
 
-def _of_generator(value: types.GeneratorType[Any, Any, Any], name: str) -> Iterator[tuple[str, Any]]:
-    frame = value.gi_frame
-    if frame is not None:
-        for key, item in dict(frame.f_locals).items():
-            yield _below(name, key), item
-        yield from _globals_of(value.gi_code, frame.f_globals)
-    if value.gi_yieldfrom is not None:
-        yield name, value.gi_yieldfrom
+def _given(loop: types.GeneratorType[Any, Any, Any]) -> Iterator[Named]:
+    """What a generator has before its first step: what it closes over, its arguments, the globals it names."""
+    if loop.gi_frame is not None:
+        values, code = dict(loop.gi_frame.f_locals), loop.gi_code
+        for key in (*code.co_freevars, *code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]):
+            if key in values:
+                yield scoped(key, f"{code.co_name}()"), values[key]
+        yield from _globals_of(code, loop.gi_frame.f_globals)
 
 
-def _of_function(value: types.FunctionType, name: str) -> Iterator[tuple[str, Any]]:
+def _made(loop: types.GeneratorType[Any, Any, Any]) -> Iterator[Named]:
+    """What it made since, and the generator that it stands in."""
+    if loop.gi_frame is not None:
+        known = {name for name, _ in _given(loop)}
+        for key, item in dict(loop.gi_frame.f_locals).items():
+            name = scoped(key, f"{loop.gi_code.co_name}()")
+            if name not in known:
+                yield name, item
+    if loop.gi_yieldfrom is not None:
+        yield scoped("the inner loop", f"{loop.gi_code.co_name}()"), loop.gi_yieldfrom
+
+
+def _of_function(value: types.FunctionType) -> Iterator[Named]:
     for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
         try:
-            yield key, cell.cell_contents
+            yield scoped(key, f"{value.__code__.co_name}()"), cell.cell_contents
         except ValueError:  # not set yet
             continue
     yield from _globals_of(value.__code__, value.__globals__)
 
 
-def _globals_of(code: types.CodeType, names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _globals_of(code: types.CodeType, names: dict[str, Any]) -> Iterator[Named]:
     """The global variables that the code names, but those of a library."""
-    if str(names.get("__name__", "")).partition(".")[0] not in _LIBRARIES:
+    module = str(names.get("__name__", ""))
+    if module.partition(".")[0] not in _LIBRARIES:
         for key in code.co_names:
             if key in names:
-                yield key, names[key]
+                yield scoped(key, f"module {module}"), names[key]
 
 
-def _of_object(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _of_object(value: Any, name: str) -> Iterator[Named]:
     # object.__getattribute__, so that no __getattr__ and no property of the user's runs.
     try:
         attributes = dict(object.__getattribute__(value, "__dict__"))
@@ -142,16 +163,9 @@ def _of_object(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, torch.nn.Module):
         for own in ("_parameters", "_buffers", "_modules"):
             for key, item in attributes.get(own, {}).items():
-                yield _below(name, key), item
+                yield f"{name}.{key}", item
         attributes = {key: item for key, item in attributes.items() if key not in _OF_MODULE}
     of_library = type(value).__module__.partition(".")[0] in _LIBRARIES
     for key, item in attributes.items():
-        if of_library and (key.startswith("_") or callable(item)) and not isinstance(value, DataLoader):
-            continue
-        if of_library and key.startswith("_"):
-            continue
-        yield _below(name, key), item
-
-
-def _below(name: str, key: str) -> str:
-    return f"{name}.{key}" if name else key
+        if not (of_library and (key.startswith("_") or isinstance(item, types.FunctionType))):
+            yield f"{name}.{key}", item

@@ -26,6 +26,10 @@ _KERNELS: Final = (
     "kernels: torch.use_deterministic_algorithms(True), on CUDA with CUBLAS_WORKSPACE_CONFIG=:4096:8; threads: "
     "torch.set_num_threads(1)"
 )
+_SUSPECTS: Final = "the suspects: put them into the state, or compute them from what is in it"
+_MADE_ANEW: Final = (
+    "variables that the loop makes anew: count in ckptd.TrainState, keep the rest in the state too"
+)
 _LOADER: Final = (
     "a DataLoader that isn't in the state: wrap it, state['loader'] = ckptd.ResumableLoader(loader)"
 )
@@ -66,7 +70,13 @@ def of_refusal() -> tuple[str, tuple[str, ...]]:
 
 
 def explain(
-    phase: Phase, found: Finding, *, cut: int | None, kinds: Mapping[str, str], from_start: bool = False
+    phase: Phase,
+    found: Finding,
+    *,
+    cut: int | None,
+    kinds: Mapping[str, str],
+    from_start: bool = False,
+    suspected: bool = False,
 ) -> tuple[str, tuple[str, ...]]:
     """Why the runs differ, as far as that is certain, and where to look, the likeliest first.
 
@@ -77,6 +87,7 @@ def explain(
         cut: The step that was restored.
         kinds: Component → what it is.
         from_start: Whether the first loss after the resume is the one of step 1.
+        suspected: Whether something beside the state wasn't brought back.
     """
     if phase == "repeat":
         return _of_repeat(found)
@@ -91,7 +102,9 @@ def explain(
                 _SEEDED_AGAIN,
             ),
         )
-    return why, _of_resumed(found, set(kinds.values()), cut or 0)
+    if suspected:
+        return why, (_SUSPECTS,)
+    return why, _of_resumed(found, set(kinds.values()))
 
 
 def _of_repeat(found: Finding) -> tuple[str, tuple[str, ...]]:
@@ -116,6 +129,8 @@ def _of_restore(found: Finding) -> tuple[str, tuple[str, ...]]:
 
 
 def _what_is_certain(found: Finding, cut: int) -> str:
+    if found.kind == "end":
+        return f"all was equal up to step {found.step - 1}; then the loop ended by a count that isn't in the state"
     if found.step == cut + 1:
         return f"right after the restore all of the state was equal, so step {found.step} uses something beside the state"
     return (
@@ -124,7 +139,7 @@ def _what_is_certain(found: Finding, cut: int) -> str:
     )
 
 
-def _of_resumed(found: Finding, kinds: set[str], cut: int) -> tuple[str, ...]:
+def _of_resumed(found: Finding, kinds: set[str]) -> tuple[str, ...]:
     if found.kind == "end":
         return (_COUNTS,)
     looks: list[str] = []
@@ -146,4 +161,4 @@ def _of_loss(found: Finding, kinds: set[str]) -> list[str]:
         first = [_LOADER] if "loader" not in kinds else []
         return [*first, _SEEDED_AGAIN, _DATASET, _OUTSIDE]
     first = [] if "loader" in kinds else [_LOADER]
-    return [_OUTSIDE_GENERATOR, _OUTSIDE, _BUFFER, *first, _DATASET, _YIELD]
+    return [*first, _MADE_ANEW, _OUTSIDE_GENERATOR, _OUTSIDE, _BUFFER, _DATASET, _YIELD]

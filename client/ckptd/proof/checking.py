@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,13 +15,13 @@ from ckptd.errors import InvalidArgument, JobFailed
 from ckptd.names import check_step
 from ckptd.proof import causes
 from ckptd.proof.causes import Phase
-from ckptd.proof.comparing import Finding, first_difference, made_anew, suspects_of
+from ckptd.proof.comparing import Finding, Suspect, first_difference, made_anew, suspects_of
 from ckptd.proof.cuts import chosen_cuts, middle_cut
-from ckptd.proof.elements import apart
+from ckptd.proof.details import how_far_apart, notes_on
 from ckptd.proof.job import JobAddress, address_of
 from ckptd.proof.processes import Process
 from ckptd.proof.report import Difference, ResumeReport
-from ckptd.proof.trace import Leaf, Moment, Trace
+from ckptd.proof.trace import Trace
 
 __all__ = ["ResumeReport", "check_resume"]
 
@@ -96,7 +96,7 @@ def check_resume(
     wanted_cuts, job = chosen_cuts(cuts, steps), address_of(make_job)
     with _folder(keep) as folder:
         say = progress or (lambda text: None)
-        return _Check(job, steps, wanted_cuts, timeout_s, folder, say).run()
+        return Check(job, steps, wanted_cuts, timeout_s, folder, say).run()
 
 
 @contextmanager
@@ -113,8 +113,12 @@ def _folder(keep: str | Path | None) -> Iterator[Path]:
 
 
 @dataclass
-class _Check:
-    """One check: its runs in their order. `base` and `saving` are the traces of the first two."""
+class Check:
+    """One check: its runs in their order. `base` and `saving` are the traces of the first two.
+
+    Attributes:
+        start: Starts a process and gives its trace; tests do without processes.
+    """
 
     job: JobAddress
     steps: int
@@ -122,11 +126,13 @@ class _Check:
     timeout_s: float
     folder: Path
     say: Callable[[str], None]
+    start: Callable[[Process], Trace] = Process.run
+    _harmless: dict[str, Suspect] = field(default_factory=dict)
 
     def run(self) -> ResumeReport:
         began = time.monotonic()
         self.say(f"{self.job}: {self.steps} steps without a break")
-        self.base = self._process("uninterrupted", "the uninterrupted run").run()
+        self.base = self.start(self._process("uninterrupted", "the uninterrupted run"))
         self._refuse_an_early_end()
         self._cuts = self.cuts or (middle_cut(self.base, self.steps),)
         report = self._report(tuple(self._differences()))
@@ -139,7 +145,7 @@ class _Check:
         at = ", ".join(map(str, self._cuts))
         self.say(f"again, saved after step {at}, then SIGKILL")
         process = self._process("killed", "the run to be killed", steps=self._cuts[-1], cuts=self._cuts)
-        self.saving = replace(process, keep=self._cuts[:1]).run()
+        self.saving = self.start(replace(process, keep=self._cuts[:1]))
         repeat = first_difference(self.base, self.saving)
         if repeat is not None:
             yield self._difference("repeat", repeat, self.base, self.saving, None)
@@ -160,7 +166,7 @@ class _Check:
     def _resume(self, cut: int) -> Difference | None:
         self.say(f"resumed from step {cut} in a new process")
         name, said = f"resumed-from-{cut}", f"the run resumed from step {cut}"
-        run = replace(self._process(name, said), resume=cut, keep=(cut, cut + 1)).run()
+        run = self.start(replace(self._process(name, said), resume=cut, keep=(cut, cut + 1)))
         if run.refused:
             return _refused(run, cut)
         found = first_difference(self.saving, run, steps=(cut,))
@@ -171,13 +177,14 @@ class _Check:
             return self._difference("resumed", found, self.base, run, cut)
         for file in self.folder.glob(f"{name}.*.values"):
             file.unlink()
+        self._harmless |= {one.name: one for one in suspects_of(self.saving.beside[cut], run.beside[cut])}
         return None
 
     def _again(self, found: Difference) -> Difference | None:
         """An uninterrupted run to the step of the difference; what differs in that one is the job's own."""
         self.say(f"something differs at step {found.step}: without a break again, to tell whose fault it is")
         process = self._process("again", "the second uninterrupted run", steps=found.step)
-        run = replace(process, keep=(found.step,)).run()
+        run = self.start(replace(process, keep=(found.step,)))
         repeat = first_difference(self.base, run)
         return None if repeat is None else self._difference("repeat", repeat, self.base, run, None)
 
@@ -187,13 +194,16 @@ class _Check:
         from_start = False
         if phase == "resumed" and cut is not None and found.step == cut + 1 and found.kind == "loss":
             from_start = self.base.moments[1].losses == seen.moments[found.step].losses
-        why, look_for = causes.explain(phase, found, cut=cut, kinds=wanted.kinds, from_start=from_start)
         before = self.saving.beside.get(cut, {}) if phase == "resumed" and cut is not None else {}
         after = seen.beside.get(cut, {}) if cut is not None else {}
+        suspects = suspects_of(before, after)
+        why, look_for = causes.explain(
+            phase, found, cut=cut, kinds=wanted.kinds, from_start=from_start, suspected=bool(suspects)
+        )
         return Difference(
             phase=phase, cut=cut, step=found.step, kind=found.kind, where=found.where, seen=found.seen,
-            wanted=found.wanted, apart=_apart(found, wanted, seen), extents=found.extents,
-            suspects=suspects_of(before, after), made_anew=made_anew(before, after), why=why, look_for=look_for,
+            wanted=found.wanted, apart=how_far_apart(found, wanted, seen), extents=found.extents,
+            suspects=suspects, made_anew=made_anew(before, after), why=why, look_for=look_for,
         )  # fmt: skip
 
     def _unseeded(self) -> Difference:
@@ -201,7 +211,7 @@ class _Check:
         why, look_for = causes.of_unseeded(part, step)
         return Difference(
             phase="repeat", cut=None, step=step, kind="rng", where=f"state['rng'][{part!r}]",
-            seen="drawn from", wanted="seeded before", why=why, look_for=look_for,
+            seen="", wanted="", why=why, look_for=look_for,
         )  # fmt: skip
 
     def _report(self, differences: tuple[Difference, ...]) -> ResumeReport:
@@ -209,7 +219,7 @@ class _Check:
         return ResumeReport(
             exact=not differences, job=str(self.job), steps=self.steps, cuts=self._cuts, differences=differences,
             components=tuple(self.base.kinds), values=len(last.leaves), state_bytes=self.base.state_bytes,
-            notes=tuple(_notes(self.base)),
+            notes=(*notes_on(self.base), *map(_harmless_note, () if differences else self._harmless.values())),
         )  # fmt: skip
 
     def _refuse_an_early_end(self) -> None:
@@ -236,53 +246,8 @@ def _refused(run: Trace, cut: int) -> Difference:
     )  # fmt: skip
 
 
-def _apart(found: Finding, wanted: Trace, seen: Trace) -> str:
-    one, other = seen.moments.get(found.step), wanted.moments.get(found.step)
-    if not found.key or one is None or other is None or not (one.values and other.values):
-        return ""
-    leaf, right = one.leaves.get(found.key), other.leaves.get(found.key)
-    if (
-        leaf is None
-        or right is None
-        or not leaf.dtype
-        or (leaf.dtype, leaf.nbytes) != (right.dtype, right.nbytes)
-    ):
-        return ""
-    count = math.prod(_shape(leaf)) or 1
-    return apart(leaf.dtype, leaf.nbytes // count, _bytes(one, leaf), _bytes(other, right))
-
-
-def _shape(leaf: Leaf) -> list[int]:
-    dims = leaf.text.partition("[")[2].partition("]")[0]
-    return [int(dim) for dim in dims.split(",") if dim.strip()]
-
-
-def _bytes(moment: Moment, leaf: Leaf) -> bytes:
-    with Path(moment.values).open("rb") as file:
-        file.seek(leaf.offset)
-        return file.read(leaf.nbytes)
-
-
-def _notes(base: Trace) -> Iterator[str]:
-    losses = [moment.losses for moment in base.moments.values() if moment.losses]
-    bad = next(
-        (m.step for m in base.moments.values() if not all(_finite(x) for x in m.losses.values())), None
+def _harmless_note(one: Suspect) -> str:
+    return (
+        f"not in the state, and of no consequence in these steps: {one.example} "
+        f"({one.seen} after the restore, {one.wanted} at the snapshot)"
     )
-    if bad is not None:
-        yield f"a loss is not finite from step {bad} on: what follows proves little"
-    elif all(one == losses[0] for one in losses):
-        yield "the losses never change: does the job train?"
-    first, last = base.moments[0].leaves, base.moments[max(base.moments)].leaves
-    for name, kind in base.kinds.items():
-        if kind == "module" and _unchanged(name, first, last):
-            yield f"state[{name!r}] never changed: is it the object that the loop trains?"
-
-
-def _unchanged(name: str, first: Any, last: Any) -> bool:
-    from ckptd.proof.trace import component_of
-
-    return all(leaf.same(last.get(key)) for key, leaf in first.items() if component_of(key) == name)
-
-
-def _finite(text: str) -> bool:
-    return math.isfinite(float(text))

@@ -12,7 +12,8 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +35,7 @@ def main(plan: Mapping[str, Any]) -> None:
     """Do what the plan says; the exit code is 0, or Python's own for an exception."""
     _die_with(plan["parent"])
     # All threads, to stderr, which is the log: where a job hangs is what its reader wants to know.
-    faulthandler.dump_traceback_later(plan["timeout_s"], exit=False)
+    faulthandler.dump_traceback_later(max(0.1, plan["ends_at"] - time.monotonic()), exit=False)
     with Path(plan["trace"]).open("w", encoding="utf-8", buffering=1) as out:
         run = Run(plan, out.write)
         try:
@@ -56,6 +57,7 @@ class Run:
         plan: `place`, `function`, `steps`, `folder`; `cuts` to save after; `resume` the step to restore, or None;
             `keep` the steps whose values are wanted.
         write: Takes one line of the trace.
+        die: Ends the process after the last cut; in tests it raises.
 
     Attributes:
         step: Finished steps.
@@ -63,9 +65,11 @@ class Run:
             state), `restore`, `step`.
     """
 
-    def __init__(self, plan: Mapping[str, Any], write: Any) -> None:
+    def __init__(
+        self, plan: Mapping[str, Any], write: Callable[[str], Any], die: Callable[[], None] | None = None
+    ) -> None:
         self.step, self.stage = 0, "find"
-        self._plan, self._write = plan, write
+        self._plan, self._write, self._die = plan, write, die or _kill_itself
         self._reader, self._kept_bytes = LeafReader(), 0
         self._state: MutableMapping[Any, Any] = {}
         self._losses: Iterator[Any] = iter(())
@@ -132,7 +136,7 @@ class Run:
         self._write(trace.line("saved", step=self.step))
         self._write(trace.beside_line(self.step, look_beside(self._state, self._losses)))
         if self.step == max(self._plan["cuts"]):
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._die()
 
     def _restore(self, step: int) -> bool:
         self.stage = "restore"
@@ -172,6 +176,10 @@ def _settle_untouched(before: Mapping[str, Any]) -> dict[str, Any]:
 def _changed(settled: Mapping[str, Any]) -> list[str]:
     now = _read_global() if settled else {}
     return [part for part, state in settled.items() if now[part] != state]
+
+
+def _kill_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def scramble() -> None:
@@ -219,7 +227,7 @@ def _numbers_of(loss: Any) -> dict[str, str]:
 def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before it could be watched
-        os.kill(os.getpid(), signal.SIGKILL)
+        _kill_itself()
 
 
 def start() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ckptd.proof.trace import Leaf, Moment, Trace, component_of, show_key
+from ckptd.proof.trace import Leaf, Moment, Trace, component_of, root_of, show_key, show_scoped
 
 #: In which order things that differ after the same step are named.
 _ORDER: Final = ("module", "optimizer", "scheduler", "loader", "data", "generator", "rng")
@@ -146,8 +146,8 @@ class Suspect:
     """Something the job reaches beside its state, of another value right after the restore than at the snapshot.
 
     Attributes:
-        name: The variable or object, such as `ema` or `state['model'].cache`.
-        example: One value of it that differs, such as `ema.decay`.
+        name: The variable or object, such as `ema in losses()` or `state['model']`.
+        example: One value of it that differs, such as `ema.decay in losses()`.
         seen, wanted: That value after the restore, and at the snapshot.
         values: How many of its values differ.
     """
@@ -161,28 +161,22 @@ class Suspect:
 
 def suspects_of(wanted: Mapping[str, Leaf], seen: Mapping[str, Leaf]) -> tuple[Suspect, ...]:
     """What both runs reach beside the state and that differs, one for each variable or object."""
-    known = {_root(name) for name in seen}
+    known = {root_of(name) for name in seen}
     found: dict[str, list[str]] = {}
-    for name in (*wanted, *(name for name in seen if name not in wanted)):
-        if _root(name) in known and not _same(wanted, seen, name):
-            found.setdefault(_root(name), []).append(name)
+    for name in wanted:
+        if root_of(name) in known and not _same(wanted, seen, name):
+            found.setdefault(root_of(name), []).append(name)
     return tuple(
         Suspect(
-            name=root, example=names[0], seen=_text(seen.get(names[0])), wanted=_text(wanted.get(names[0])),
-            values=len(names),
+            name=show_scoped(root), example=show_scoped(names[0]), seen=_text(seen.get(names[0])),
+            wanted=_text(wanted.get(names[0])), values=len(names),
         )
-        for root, names in found.items() if any(name in wanted for name in names)
+        for root, names in found.items()
     )  # fmt: skip
 
 
 def made_anew(wanted: Mapping[str, Leaf], seen: Mapping[str, Leaf]) -> tuple[str, ...]:
     """Variables that the loop had at the snapshot and, resumed, makes anew: it starts from its first line."""
-    known = {_root(name) for name in seen}
-    return tuple(dict.fromkeys(root for name in wanted if (root := _root(name)) and root not in known))
-
-
-def _root(name: str) -> str:
-    if name.startswith("state["):
-        return name[: name.index("]") + 1]
-    name = name.removeprefix("sorted(")
-    return name.partition("[")[0].partition(".")[0].rstrip(")")
+    known = {root_of(name) for name in seen}
+    roots = dict.fromkeys(root for name in wanted if (root := root_of(name)) not in known)
+    return tuple(show_scoped(root) for root in roots)

@@ -51,15 +51,16 @@ def _pairs(itemsize: int, seen: bytes, wanted: bytes) -> Iterator[tuple[bytes, b
 
 
 def _distance(dtype: str, seen: bytes, wanted: bytes) -> float:
-    a, b = _number(dtype, seen), _number(dtype, wanted)
+    a, b = number(dtype, seen), number(dtype, wanted)
     if a is None or b is None:
         return 0.0
     return float(abs(a - b))
 
 
-def _number(dtype: str, data: bytes) -> float | int | None:
+def number(dtype: str, data: bytes | memoryview) -> float | int | None:
+    """The value of one element; None for a dtype that isn't a plain number here."""
     if dtype == "bfloat16":
-        dtype, data = "float32", b"\0\0" + data
+        dtype, data = "float32", b"\0\0" + bytes(data)
     letter = _LETTERS.get(dtype)
     if letter is None or len(data) != struct.calcsize(letter):
         return None

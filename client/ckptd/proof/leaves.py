@@ -13,6 +13,7 @@ import numpy
 import torch
 
 from ckptd.loop.loader import ResumableLoader
+from ckptd.proof.elements import number
 from ckptd.proof.trace import Leaf
 from ckptd.snapshot import keypath
 from ckptd.snapshot.descriptor import TensorSpec
@@ -134,11 +135,13 @@ class _Walk:
     def _tensor(self, index: int) -> Leaf:
         row = self._rows[index]
         owner = index if row.alias_of is None else row.alias_of
+        value = None if row.shape else number(row.dtype, self._data[row.offset : row.offset + row.nbytes])
         if owner not in self._hashes:
             whole = self._rows[owner]
             self._hashes[owner] = _hash(self._data[whole.offset : whole.offset + whole.nbytes])
+        text = _look(row) if value is None else f"{row.dtype} {value!r}"
         tie = "" if owner == index else f", tied to {keypath.show(self._rows[owner].path)}"
-        return Leaf(_look(row) + tie, self._hashes[owner], row.dtype, row.offset, row.nbytes)
+        return Leaf(text + tie, self._hashes[owner], row.dtype, row.offset, row.nbytes)
 
 
 def _look(row: TensorSpec) -> str:

@@ -7,11 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ckptd.errors import CkptdError, InvalidArgument, JobFailed, TimedOut
 from ckptd.proof.job import JobAddress
@@ -77,7 +78,7 @@ class Process:
             raise self._with_log(
                 JobFailed(
                     f"{self.said} ended in a way of its own", where=str(self.job), seen=_exit(code),
-                    wanted="a run to its end", todo=f"after step {trace.last_step}; its output is below",
+                    wanted="a run to its end", todo=f"after step {trace.last_step}; see its output",
                 )
             )  # fmt: skip
         return trace
@@ -86,15 +87,20 @@ class Process:
     def _trace_path(self) -> Path:
         return self.folder / f"{self.name}.jsonl"
 
-    def _write_plan(self) -> Path:
-        plan = {
+    def plan(self) -> dict[str, Any]:
+        """What the child is to do; see child.Run."""
+        return {
             "place": self.job.place, "function": self.job.function, "steps": self.steps,
             "folder": str(self.folder / "checkpoints"), "cuts": list(self.cuts), "resume": self.resume,
-            "keep": list(self.keep), "trace": str(self._trace_path), "timeout_s": self.timeout_s,
-            "parent": os.getpid(), "path": _search_path(self.job),
+            "keep": list(self.keep), "trace": str(self._trace_path),
         }  # fmt: skip
+
+    def _write_plan(self) -> Path:
+        # time.monotonic() is one clock for all processes of a machine.
+        ends_at = time.monotonic() + self.timeout_s
+        more = {"ends_at": ends_at, "parent": os.getpid(), "path": _search_path(self.job)}
         path = self.folder / f"{self.name}.plan.json"
-        path.write_text(json.dumps(plan), "utf-8")
+        path.write_text(json.dumps(self.plan() | more), "utf-8")
         return path
 
     def _wait(self, plan: Path) -> int:
@@ -111,7 +117,7 @@ class Process:
                 TimedOut(
                     f"{self.said} did not end in time", where=str(self.job),
                     seen=f"step {read_trace(self._trace_path).last_step} of {self.steps} after "
-                    f"{self.timeout_s:g} s", todo="give it more with timeout_s, or see below where it hangs",
+                    f"{self.timeout_s:g} s", todo="give it more time, or see in its output where it hangs",
                 )
             ) from None  # fmt: skip
         finally:

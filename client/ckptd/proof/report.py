@@ -11,7 +11,7 @@ from ckptd.proof.causes import Phase
 from ckptd.proof.comparing import Extent, Suspect
 
 _WIDTH: Final = 110
-_LABEL: Final = 12
+_LABEL: Final = 14
 _SUSPECTS: Final = 6
 
 
@@ -26,7 +26,8 @@ class Difference:
         step: The first step after which they differ; 0 is before the first.
         kind: loss, end, module, optimizer, scheduler, loader, data, generator, rng, or refused.
         where: `loss`, `losses`, or a key path such as `state['model']['0.weight']`.
-        seen, wanted: Its value in this run, and in the uninterrupted one (or in the snapshot).
+        seen, wanted: Its value in this run, and in the uninterrupted one (or in the snapshot). Both "" for a draw
+            from a generator that was never seeded.
         apart: For tensors: how many elements differ and by how much; "" when the bytes weren't kept.
         extents: How much of each component differs at that step.
         suspects: What the job reaches beside its state and that didn't come back.
@@ -121,10 +122,11 @@ def _steps(cuts: tuple[int, ...]) -> str:
 
 
 def _difference(found: Difference) -> Iterator[str]:
-    here, there = ("this run", "before") if found.phase == "repeat" else ("resumed", "wanted")
+    here, there = ("one run", "another") if found.phase == "repeat" else ("resumed", "wanted")
     yield _labelled("first", f"{_when(found)}: {found.where}")
-    yield _labelled(here, found.seen)
-    yield _labelled(there, found.wanted)
+    if found.seen or found.wanted:
+        yield _labelled(here, found.seen)
+        yield _labelled(there, found.wanted)
     if found.apart:
         yield _labelled("apart", found.apart)
     if found.extents:
@@ -153,7 +155,7 @@ def _suspects(found: Difference) -> Iterator[str]:
         yield _labelled("" if number else "suspects", text)
     if len(found.suspects) > _SUSPECTS:
         yield _labelled("", f"- {len(found.suspects) - _SUSPECTS} more")
-    if found.made_anew:
+    if found.made_anew and not found.suspects:
         yield _labelled(
             "made anew", f"{', '.join(found.made_anew[:12])}: variables of the loop, which starts again"
         )

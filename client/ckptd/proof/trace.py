@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ckptd.snapshot import keypath
+
+_SCOPE: Final = "\x1f"  # a control character, which no name has
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,26 @@ def show_key(key: str) -> str:
 def component_of(key: str) -> str:
     """The name of the component that a leaf's key lies in."""
     return str(keypath.from_json(json.loads(key))[0])
+
+
+def scoped(name: str, scope: str) -> str:
+    """The name of a variable with where it is, `counter in losses()`; what it holds is named after it with dots."""
+    return f"{name}{_SCOPE}{scope}{_SCOPE}"
+
+
+def show_scoped(name: str) -> str:
+    """`counter.steps in losses()`, for a reader."""
+    if _SCOPE not in name:
+        return name
+    variable, scope, below = name.split(_SCOPE, 2)
+    return f"{variable}{below} in {scope}"
+
+
+def root_of(name: str) -> str:
+    """The variable, or the component of the state, that a name begins with."""
+    if _SCOPE in name:
+        return _SCOPE.join(name.split(_SCOPE, 2)[:2]) + _SCOPE
+    return name[: name.index("]") + 1] if name.startswith("state[") else name.partition(".")[0]
 
 
 def moment_line(moment: Moment) -> str:

@@ -18,6 +18,7 @@ MODULES: Final = {
     "show": "show",
     "verify": "verify",
     "migrate": "migrate",
+    "check-resume": "check_resume",
 }
 
 _EPILOG = """\
@@ -43,7 +44,7 @@ def build() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
-    for add in (_start, _stop, _drain, _status, _list, _latest, _show, _verify, _migrate):
+    for add in (_start, _stop, _drain, _status, _list, _latest, _show, _verify, _migrate, _check_resume):
         add(commands)
     return parser
 
@@ -147,3 +148,26 @@ def _migrate(commands: _Commands[_Parser]) -> None:
     parser.add_argument(
         "--out", metavar="DIR", help="where to write the new folder (default: beside the old one)"
     )
+
+
+def _check_resume(commands: _Commands[_Parser]) -> None:
+    parser = commands.add_parser(
+        "check-resume", help="run a job, kill it, resume it, and name the first thing that differs",
+        allow_abbrev=False, description="Run a job, kill it by SIGKILL, resume it in a new process, compare every "
+        "loss and all of its state bit for bit, and name the first thing that differs. Exits with 0 when nothing "
+        "does, with 1 when something does or the job fails.",
+    )  # fmt: skip
+    parser.add_argument(
+        "job", metavar="JOB", help="MODULE:FUNCTION or FILE.py:FUNCTION that returns (state, losses); "
+        "see help(ckptd.check_resume)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", metavar="N", required=True, help="steps of the uninterrupted run, 2 or more"
+    )
+    parser.add_argument(
+        "--cut", metavar="K", action="append", dest="cuts",
+        help='kill it after step K; may be repeated; "all" for each step (default: one in the middle)',
+    )  # fmt: skip
+    parser.add_argument("--timeout", metavar="TIME", help="how long each process may take (10m)")
+    parser.add_argument("--keep", metavar="DIR", help="keep traces, logs and checkpoints in this new folder")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
