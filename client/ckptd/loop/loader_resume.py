@@ -74,7 +74,9 @@ class Resume:
             if self.way.how == "refetch" and stored["changed"]:
                 self._say_unrecorded()
         finally:
-            self._memory.put(found, states=False)
+            # load_state_dict may have left the dataset a note for when it begins, which stays.
+            values = self.way.how != "load" or bool(self._of["exhausted"])
+            self._memory.put(found, states=False, values=values)
         if self.way.how == "skip":
             self._put_states()
         of.batches, of.steps = self._of["batches"], self._of["steps"]
@@ -102,10 +104,10 @@ class Resume:
         born = self._position["birth"] if self._persistent and self._same_workers else None
         if born is not None and not stored["birth"]:
             beginning.rewind = stored["start"]
-        self._memory.put(born if born is not None else stored["start"])
-        if how == "load":
-            now = self._position["now"]
-            self._memory.put({"states": now["states"], "generators": now["generators"]}, values=False)
+        if how == "load":  # its attributes are already those of the position
+            self._memory.put(self._position["now"], values=stored["exhausted"])
+        else:
+            self._memory.put(born if born is not None else stored["start"])
         source = view.begin(beginning, self._memories(view), at_the_end=stored["exhausted"] and how == "load")
         batches = self._make(of, source, view)
         self._come(view, of, batches)

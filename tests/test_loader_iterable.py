@@ -1,0 +1,133 @@
+"""Iterable datasets: with a state_dict they go on from it, without one or in workers they are fetched again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from loader_trace import SAMPLES, assert_exact, loader, position, resume, seed, train
+
+
+class Stream(IterableDataset[Any]):
+    """Shared out over the workers; draws after its last sample too."""
+
+    def __init__(self) -> None:
+        self.rng = random.Random(4)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+        for index in range(first, SAMPLES, step):
+            yield index, random.random(), float(torch.rand(())), self.rng.random()
+        random.random(), self.rng.random()
+
+
+class Sized(Stream):
+    def __len__(self) -> int:
+        return SAMPLES
+
+
+class OneWorkerOnly(Stream):
+    """Its second worker draws and gives nothing."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        noise = random.random() + self.rng.random()
+        if info is None or info.id == 0:
+            yield from ((index, noise, random.random()) for index in range(SAMPLES))
+
+
+class Stateful(IterableDataset[Any]):
+    """Goes on from where its attributes say."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        self.rng = np.random.default_rng(3)
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < SAMPLES:
+            self.at += 1
+            yield self.at, random.random(), self.rng.random()
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Noted(IterableDataset[Any]):
+    """Keeps what was loaded until it begins, as torchdata's do."""
+
+    def __init__(self) -> None:
+        self.yielded = 0
+        self.go_on: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        self.yielded, self.go_on = self.go_on or 0, None
+        for index in range(self.yielded, SAMPLES):
+            self.yielded += 1
+            yield index, random.random()
+
+    def state_dict(self) -> dict[str, int]:
+        return {"yielded": self.yielded}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.go_on = state["yielded"]
+
+
+KINDS = {"stream": Stream, "sized": Sized, "stateful": Stateful, "noted": Noted}
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_iterable_dataset_goes_on_at_every_batch_of_three_epochs(kind: str, drop_last: bool) -> None:
+    by = "refetch" if kind in ("stream", "sized") else "load"
+    assert_exact(lambda: loader(KINDS[kind](), drop_last=drop_last), by=by)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_iterable_dataset_without_batches_goes_on(kind: str) -> None:
+    assert_exact(lambda: loader(KINDS[kind](), batch=None), steps=25)
+
+
+def test_a_dataset_with_a_state_dict_is_not_fetched_again() -> None:
+    def make() -> Any:
+        return loader(Stateful())
+
+    seed()
+    running = make()
+    list(train(running, 3))
+    resumed = resume(make, position(running))
+    state = resumed.dataset.rng.bit_generator.state
+    iter(resumed)
+    assert (resumed.dataset.rng.bit_generator.state, resumed.dataset.at) == (state, 9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "drop_last"), [(Stream, True), (Sized, False), (OneWorkerOnly, False), (Noted, False)]
+)
+def test_an_iterable_dataset_in_workers_goes_on(kind: Any, drop_last: bool, persistent: bool) -> None:
+    def make() -> Any:
+        options = {"num_workers": 2, "persistent_workers": persistent, "drop_last": drop_last}
+        return loader(kind(), batch=2, **options)
+
+    ends = len(list(make()))
+    assert_exact(make, (1, ends, ends + 1, 2 * ends), steps=2 * ends + 3, ahead=3, by="refetch")
+
+
+@pytest.mark.slow
+def test_an_iterable_dataset_in_persistent_workers_goes_on_without_batches() -> None:
+    def make() -> Any:
+        return loader(Sized(), batch=None, num_workers=2, persistent_workers=True)
+
+    assert_exact(make, (5, 11, 13), steps=20, ahead=3)

@@ -1,0 +1,144 @@
+"""persistent_workers=True: the workers' generators go on over epochs, in a resumed run too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from ckptd import ResumableLoader
+from ckptd.errors import CheckpointWarning
+from loader_samplers import Eager, Shuffling
+from loader_trace import (
+    EPOCH,
+    WithOwnGenerators,
+    assert_exact,
+    draws,
+    loader,
+    plain,
+    position,
+    resume,
+    seed,
+    trace,
+    train,
+)
+
+pytestmark = pytest.mark.slow
+
+
+def persistent(data: Any = None, workers: int = 2, **options: Any) -> ResumableLoader:
+    data = WithOwnGenerators() if data is None else data
+    return loader(data, num_workers=workers, persistent_workers=True, **options)
+
+
+KINDS: dict[str, Callable[[], ResumableLoader]] = {
+    "shuffled": lambda: persistent(shuffle=True),
+    "own generator, prefetch 1": lambda: persistent(
+        shuffle=True, prefetch_factor=1, generator=torch.Generator().manual_seed(3), drop_last=True
+    ),
+    "eager sampler": lambda: persistent(sampler=Eager(), workers=1),
+    "sampler with a state_dict": lambda: persistent(sampler=Shuffling()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_goes_on_in_any_epoch(kind: str) -> None:
+    """Cuts: none yet, first batch, the epoch's last but one and last, its edge, in the next two."""
+    assert_exact(KINDS[kind], (0, 1, 3, 4, 5, 9, 11), ahead=2, by="skip")
+
+
+def test_a_run_cut_between_two_epochs_goes_on() -> None:
+    make = KINDS["shuffled"]
+    seed()
+    running = make()
+    for _ in range(2):
+        for _ in running:
+            draws()
+    cut = position(running)
+    assert (running.epoch, running.batch_in_epoch, cut[0]["pass"]) == (2, 0, None)
+    whole = list(train(running, 6))
+    assert list(train(resume(make, cut), 6)) == whole
+
+
+def test_an_epoch_begun_after_one_was_left_by_break_goes_on() -> None:
+    """What the workers had fetched ahead is thrown away, and moved their generators."""
+    make = KINDS["shuffled"]
+    seed()
+    running = make()
+    for _ in running:
+        draws()
+        break
+    batches = iter(running)
+    cuts = [position(running)]
+    whole = []
+    for batch in batches:
+        whole.append((plain(batch), draws()))
+        cuts.append(position(running))
+    for done in (0, 1, 2):
+        assert list(train(resume(make, cuts[done]), 2)) == whole[done : done + 2]
+
+
+def test_a_run_cut_again_and_again_goes_on() -> None:
+    make = KINDS["shuffled"]
+    whole, positions = trace(make, 11)
+    seen, cut = [], positions[2]
+    for steps in (1, 1, 2, 4, 1):
+        resumed = resume(make, cut)
+        seen += train(resumed, steps)
+        cut = position(resumed)
+    assert seen == whole[2:11]
+
+
+def test_a_position_restored_into_running_workers_is_taken_over() -> None:
+    make = KINDS["shuffled"]
+    whole, positions = trace(make, 7)
+    running = make()
+    list(train(running, EPOCH + 1))
+    seed(0)
+    running.load_state_dict(positions[5][0])
+    from ckptd import restore_rng_state
+
+    restore_rng_state(positions[5][1])
+    assert list(train(running, 2)) == whole[5:7]
+
+
+def test_the_workers_are_kept_over_epochs_and_give_what_a_bare_loaders_do() -> None:
+    def bare() -> DataLoader[Any]:
+        return DataLoader(WithOwnGenerators(), 3, shuffle=True, num_workers=2, persistent_workers=True)
+
+    seed()
+    running = bare()
+    wanted = [(plain(batch), draws()) for _ in range(3) for batch in running]
+    seed()
+    assert list(train(ResumableLoader(bare()), 12)) == wanted
+
+
+def test_an_older_iterator_goes_on_with_the_newest_pass_as_torchs_does() -> None:
+    running = persistent(workers=1)
+    old = iter(running)
+    next(old)
+    new = iter(running)
+    first = plain(next(old))[0]
+    assert (first, running.batch_in_epoch, plain(next(new))[0]) == ([0, 1, 2], 1, [3, 4, 5])
+
+
+def test_another_number_of_workers_between_two_epochs_is_said() -> None:
+    running = persistent(workers=1)
+    list(train(running, EPOCH))
+    list(running)
+    with pytest.warns(CheckpointWarning, match="num_workers"):
+        resume(lambda: persistent(workers=2), position(running))
+
+
+def test_a_dataset_that_reaches_back_into_an_earlier_epoch_is_said() -> None:
+    from test_loader_workers import Remembering
+
+    def make() -> ResumableLoader:
+        return persistent(Remembering(), workers=1)
+
+    _, positions = trace(make, 6)
+    with pytest.warns(CheckpointWarning, match="earlier epochs"):
+        iter(resume(make, positions[6]))

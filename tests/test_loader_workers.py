@@ -1,0 +1,312 @@
+"""Worker processes: their generators go on, nothing is fetched again, and all else is as with a bare DataLoader."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, get_worker_info
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from ckptd import ResumableLoader
+from ckptd.errors import CheckpointWarning
+from ckptd.loop.loader_worker import Shipped
+from loader_trace import (
+    EPOCH,
+    SAMPLES,
+    Augmented,
+    WithOwnGenerators,
+    assert_exact,
+    draws,
+    loader,
+    plain,
+    position,
+    resume,
+    seed,
+    trace,
+    train,
+)
+
+pytestmark = pytest.mark.slow
+
+
+class AtOnce(Augmented):
+    """Fetches a batch in one call, and minds being asked for none."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(1)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(index, indices[0], self.rng.random()) for index in indices]
+
+
+class Seeded(Augmented):
+    """Draws from the worker's seed and number."""
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        return index, info.id, float(np.random.default_rng(info.seed + index).random())
+
+
+class Counted:
+    """A collate_fn with a counter and a generator."""
+
+    def __init__(self) -> None:
+        self.calls, self.rng = 0, random.Random(2)
+
+    def __call__(self, samples: list[Any]) -> Any:
+        self.calls += 1
+        return [sample[0] for sample in samples], self.calls, self.rng.random(), random.random()
+
+
+class MadeAtFirstUse(Augmented):
+    def __init__(self) -> None:
+        self.rng: random.Random | None = None
+
+    def __getitem__(self, index: int) -> Any:
+        if self.rng is None:
+            self.rng = random.Random(torch.initial_seed())
+        return index, self.rng.random()
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(99)
+
+
+KINDS: dict[str, Callable[[], ResumableLoader]] = {
+    "own generators": lambda: loader(WithOwnGenerators(), num_workers=2, shuffle=True, generator=generator()),
+    "subset": lambda: loader(Subset(WithOwnGenerators(), range(SAMPLES)), num_workers=2, prefetch_factor=1),
+    "at once": lambda: loader(AtOnce(), num_workers=2, drop_last=True, shuffle=True),
+    "seeded": lambda: loader(Seeded(), num_workers=2),
+    "no batches": lambda: loader(WithOwnGenerators(), batch=None, num_workers=2, shuffle=True),
+    "a list": lambda: loader(list(range(SAMPLES)), num_workers=2, shuffle=True),
+    "replacement": lambda: loader(sampler=RandomSampler(range(9), True, 11, generator()), num_workers=2),
+    "collate_fn": lambda: loader(collate_fn=Counted(), num_workers=2, shuffle=True),
+    "made at first use": lambda: loader(MadeAtFirstUse(), num_workers=2, shuffle=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_go_on_without_fetching_again(kind: str) -> None:
+    """Cuts: the first batch, an epoch's last but one, its last, its edge, in the third epoch."""
+    assert_exact(KINDS[kind], (1, 3, 4, 5, 10), ahead=2, by="skip")
+
+
+@pytest.mark.parametrize("prefetch", [1, 4])
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_any_number_of_workers_and_prefetching_goes_on_at_every_batch(workers: int, prefetch: int) -> None:
+    assert_exact(
+        lambda: loader(shuffle=True, num_workers=workers, prefetch_factor=prefetch),
+        range(1, EPOCH + 2), steps=EPOCH + 3, ahead=2, by="skip",
+    )  # fmt: skip
+
+
+def test_a_run_cut_twice_in_one_epoch_sees_the_same() -> None:
+    make = KINDS["own generators"]
+    whole, positions = trace(make, 7)
+    first = resume(make, positions[5])
+    seen = list(train(first, 1))
+    assert seen + list(train(resume(make, position(first)), 1)) == whole[5:7]
+
+
+def test_a_cut_between_the_iterator_and_its_first_batch_sees_the_same() -> None:
+    make = KINDS["own generators"]
+    seed()
+    running = make()
+    batches = iter(running)
+    draws()
+    cut = position(running)
+    whole = [plain(batch) for batch in batches]
+    assert [plain(batch) for batch in resume(make, cut)] == whole
+
+
+def test_a_wrapped_loader_gives_what_the_bare_one_does() -> None:
+    def bare() -> DataLoader[Any]:
+        return DataLoader(WithOwnGenerators(), 3, shuffle=True, num_workers=2)
+
+    seed()
+    running = bare()
+    wanted = [(plain(batch), draws()) for _ in range(2) for batch in running]
+    seed()
+    assert list(train(ResumableLoader(bare()), 8)) == wanted
+
+
+class Remembering(Dataset[Any]):
+    """Mixes a sample with the one before: an attribute that is no generator and no number."""
+
+    def __init__(self) -> None:
+        self.previous: Any = None
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        noise = torch.rand(2)
+        mixed = noise if self.previous is None else noise + self.previous
+        self.previous = noise
+        return index, mixed
+
+
+def test_a_dataset_in_workers_that_keeps_something_unrecorded_is_fetched_again() -> None:
+    def make() -> ResumableLoader:
+        return loader(Remembering(), num_workers=2, shuffle=True)
+
+    assert_exact(make, (1, 2, 3, 6), steps=8, ahead=2, by="refetch: fetching changes dataset.previous")
+
+
+class Opening(Augmented):
+    """Opens something at its first fetch, which then stays."""
+
+    def __init__(self) -> None:
+        self.file: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        self.file = self.file or threading.Lock()
+        return super().__getitem__(index)
+
+
+def test_what_a_worker_opens_at_its_first_fetch_makes_nothing_be_fetched_again() -> None:
+    def make() -> ResumableLoader:
+        return loader(Opening(), batch=2, num_workers=2)
+
+    _, positions = trace(make, 5)
+    resumed = resume(make, positions[5])
+    next(iter(resumed))
+    assert resumed.resumed_by.startswith("skip")
+
+
+def set_up(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    assert isinstance(info.dataset, WithOwnGenerators)
+    info.dataset.python = random.Random(worker)  # type: ignore[attr-defined]
+
+
+def test_the_users_worker_init_fn_sees_its_own_dataset_and_runs_first() -> None:
+    assert_exact(
+        lambda: loader(WithOwnGenerators(), num_workers=2, worker_init_fn=set_up), (3,), steps=5, by="skip"
+    )
+
+
+def test_workers_that_are_spawned_go_on() -> None:
+    def make() -> ResumableLoader:
+        return loader(
+            WithOwnGenerators(), num_workers=1, shuffle=True, worker_init_fn=set_up, multiprocessing_context="spawn"
+        )  # fmt: skip
+
+    assert_exact(make, (2,), steps=3, by="skip")
+
+
+def test_another_number_of_workers_gives_the_same_samples_and_says_so() -> None:
+    def make(workers: int) -> ResumableLoader:
+        return loader(num_workers=workers, shuffle=True)
+
+    for before, after in ((0, 2), (2, 0), (2, 1)):
+        whole, positions = trace(lambda before=before: make(before), 6)  # type: ignore[misc]
+        with pytest.warns(CheckpointWarning, match="num_workers"):
+            resumed = resume(lambda after=after: make(after), positions[5])  # type: ignore[misc]
+        assert next(iter(resumed))[0].tolist() == whole[5][0][0]
+
+
+class Failing(Augmented):
+    def __getitem__(self, index: int) -> Any:
+        if index == 4:
+            raise ValueError("sample 4 is broken")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_of_a_sample_arrives_as_with_a_bare_loader_and_the_loop_may_go_on(workers: int) -> None:
+    def make() -> ResumableLoader:
+        return loader(Failing(), num_workers=workers)
+
+    running = make()
+    batches = iter(running)
+    next(batches)
+    with pytest.raises(ValueError, match="sample 4 is broken"):
+        next(batches)
+    assert running.batch_in_epoch == 1
+    cut = position(running)
+    wanted = [plain(batch) for batch in batches]
+    assert [row[0] for row in wanted] == [[6, 7, 8], [9, 10]]
+    assert [plain(batch)[0] for batch in resume(make, cut)] == [[6, 7, 8], [9, 10]]
+
+
+class Dying(Augmented):
+    def __getitem__(self, index: int) -> Any:
+        if index == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+def test_a_worker_that_dies_is_said_as_with_a_bare_loader() -> None:
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(loader(Dying(), num_workers=1))
+
+
+class Interrupting(Augmented):
+    def __getitem__(self, index: int) -> Any:
+        if index == 4:
+            raise KeyboardInterrupt
+        return index
+
+
+def test_ctrl_c_leaves_the_position_before_the_batch_it_interrupted() -> None:
+    running = loader(Interrupting(), num_workers=0)
+    with pytest.raises(KeyboardInterrupt):
+        list(running)
+    assert running.batch_in_epoch == 1
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_leaving_the_loop_or_the_loader_ends_the_workers(persistent: bool) -> None:
+    running = loader(num_workers=2, persistent_workers=persistent)
+    for _ in running:
+        break
+    assert len(multiprocessing.active_children()) == (2 if persistent else 0)
+    del running
+    assert multiprocessing.active_children() == []
+
+
+class Pinned:
+    """Stands in for a batch that knows how to be pinned; there is no accelerator here."""
+
+    def pin_memory(self) -> str:
+        return "pinned"
+
+
+def test_pin_memory_reaches_the_batch_and_leaves_what_came_along() -> None:
+    memory = {"globals": {"python": ["python", 3, b"x", None]}}
+    pinned = pin_memory(Shipped(Pinned(), 1, memory, "", False))
+    assert isinstance(pinned, Shipped)
+    assert pinned == Shipped("pinned", 1, memory, "", False)
+
+
+def test_the_users_loader_is_not_changed() -> None:
+    bare = DataLoader(WithOwnGenerators(), 3, num_workers=1)
+    before = dict(vars(bare))
+    assert list(train(ResumableLoader(bare), 1))
+    assert vars(bare) == before
+    assert "__getitems__" not in vars(bare.dataset)
+
+
+def test_two_iterators_at_once_are_two_passes() -> None:
+    running = loader(num_workers=1)
+    old = iter(running)
+    next(old)
+    new = iter(running)
+    next(new)
+    assert plain(next(old))[0] == plain(next(new))[0] == [3, 4, 5]
+    assert (running.epoch, running.batch_in_epoch) == (1, 2)
+
+
