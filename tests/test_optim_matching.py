@@ -329,3 +329,45 @@ def test_what_is_no_state_of_an_optimizer_is_refused() -> None:
             match_optimizer(optimizer, {}, stored)
     with pytest.raises(StateMismatch, match="no optimizer to take it"):
         match_optimizer(object(), {}, {"state": {}, "param_groups": []})
+
+
+def test_param_names_dont_mix_up_two_models_that_are_both_in_the_state() -> None:
+    """A generator's and a discriminator's parameters may have the same names each in its own module."""
+    nets = {"g": Net("ab"), "d": Net("ab")}
+    names = name_parameters(nets)
+    of_g, of_d = (torch.optim.Adam(nets[key].named_parameters()) for key in ("g", "d"))
+    with pytest.raises(StateMismatch, match=r"d\.a\.weight is not in the checkpoint"):
+        match_optimizer(of_d, names, optimizer_to_plain(of_g, names))
+
+
+class Spanning(torch.optim.Optimizer):
+    """Not of torch, and like LBFGS keeps a vector over all parameters with the first."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+        flat = torch.cat([p.detach().reshape(-1) for p in self.param_groups[0]["params"]])
+        self.state[self.param_groups[0]["params"][0]] = {"history": [(flat, 1)]}
+
+
+class Around:
+    """Shows an LBFGS's groups and state as its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.inside = torch.optim.LBFGS(parameters)
+        self.inside.state[self.inside.param_groups[0]["params"][0]] = {"d": torch.ones(60)}
+        self.param_groups, self.state = self.inside.param_groups, self.inside.state
+
+    def state_dict(self) -> Any:
+        return self.inside.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        self.inside.load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", [Spanning, Around])
+def test_state_that_spans_parameters_is_known_in_classes_that_torch_doesnt_ship(kind: Any) -> None:
+    model, same_order, turned = Net("abc"), Net("abc"), Net("cba")
+    stored = optimizer_to_plain(kind(model.parameters()), name_parameters({"model": model}))
+    match_optimizer(kind(same_order.parameters()), name_parameters({"model": same_order}), stored)
+    with pytest.raises(StateMismatch, match="one vector over all parameters"):
+        match_optimizer(kind(turned.parameters()), name_parameters({"model": turned}), stored)

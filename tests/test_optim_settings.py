@@ -181,3 +181,25 @@ def test_resumed_settings_drive_the_next_step(tmp_path: Path) -> None:
     trained(other, live)
     assert same(dict(other.state_dict()), dict(model.state_dict()))
     assert same(by_name(other, live), by_name(model, saved))
+
+
+def test_a_fraction_isnt_cut_by_a_live_tensor_of_ints(tmp_path: Path) -> None:
+    live = sgd(lr=torch.tensor(1))
+    restored(live, sgd(lr=0.5), tmp_path)
+    assert live.param_groups[0]["lr"] == 0.5
+    live = sgd(lr=torch.tensor(1))
+    held = live.param_groups[0]["lr"]
+    restored(live, sgd(lr=3), tmp_path)
+    assert live.param_groups[0]["lr"] is held
+    assert held.item() == 3
+
+
+def test_a_learned_lr_stays_the_leaf_that_learns(tmp_path: Path) -> None:
+    for saved_lr in (0.5, torch.tensor(0.5, requires_grad=True)):
+        held = torch.tensor(0.1, requires_grad=True)
+        live, saved = sgd(), sgd()
+        live.param_groups[0]["lr"], saved.param_groups[0]["lr"] = held, saved_lr
+        restored(live, saved, tmp_path)
+        assert live.param_groups[0]["lr"] is held
+        assert held.requires_grad
+        assert held.item() == 0.5

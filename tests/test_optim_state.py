@@ -269,3 +269,24 @@ def test_a_snapshot_before_the_first_step_clears_every_moment(tmp_path: Path) ->
     trained(model, optimizer)
     apply_state({"m": model, "o": optimizer}, loaded)
     assert by_name(model, optimizer) == {}
+
+
+@pytest.mark.parametrize("kind", ["Adam", "SGD", "Rprop"])
+def test_complex_parameters_go_on_exactly(kind: str, tmp_path: Path) -> None:
+    def build() -> tuple[nn.ParameterList, torch.optim.Optimizer]:
+        model = nn.ParameterList([nn.Parameter(torch.ones(3, dtype=torch.complex64))])
+        return model, getattr(torch.optim, kind)(model.parameters(), lr=0.1)
+
+    def step(model: nn.ParameterList, optimizer: torch.optim.Optimizer, number: int) -> None:
+        model[0].grad = torch.tensor([1 + 2j, number - 1j, 0.5j])
+        optimizer.step()
+
+    (model, optimizer), (other, fresh) = build(), build()
+    for number in range(2):
+        step(model, optimizer, number)
+    apply_state({"m": other, "o": fresh}, through_disk(tmp_path, {"m": model, "o": optimizer}))
+    for number in range(2, 4):
+        step(model, optimizer, number)
+        step(other, fresh, number)
+    assert same(dict(other.state_dict()), dict(model.state_dict()))
+    assert same(fresh.state_dict(), optimizer.state_dict())

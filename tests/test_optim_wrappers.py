@@ -327,3 +327,76 @@ def test_a_setstate_of_the_users_own_is_called_as_torch_does(tmp_path: Path) -> 
     fresh = Rebuilds(model.parameters(), lr=0.1, momentum=0.5)
     apply_state({"m": model, "o": fresh}, through_disk(tmp_path, {"m": model, "o": optimizer}))
     assert fresh.count == 6
+
+
+def test_without_strict_a_load_pre_hook_sees_the_live_parameters_and_the_lists_stay() -> None:
+    model, other = Net("abc"), Net("abd")
+    optimizer, fresh = torch.optim.Adam(model.parameters()), torch.optim.Adam(other.parameters())
+    trained(model, optimizer, 3)
+    trained(other, fresh, 1)
+    kept = deepcopy(fresh.state[other.d.weight])
+    seen: list[Any] = []
+    fresh.register_load_state_dict_pre_hook(lambda _, state: seen.append(state))
+    stored = optimizer_to_plain(optimizer, name_parameters({"model": model}))
+    plan = match_optimizer(fresh, name_parameters({"model": other}), stored, strict=False)
+    plan.apply()
+    assert seen[0]["param_groups"][0]["params"] == [0, 1, 2, 3, 4, 5]
+    assert plan.missing == ("model.d.weight", "model.d.bias")
+    assert plan.unused == ("model.c.weight", "model.c.bias")
+    assert same(fresh.state[other.d.weight], kept)
+    assert same(fresh.state[other.a.weight], optimizer.state[model.a.weight])
+
+
+class Named(torch.optim.Adam):
+    """State in torch's shape, but by names of its own on both ways."""
+
+    def state_dict(self) -> Any:
+        state = super().state_dict()
+        names = ["W", "b"]
+        groups = [{**group, "params": names} for group in state["param_groups"]]
+        return {"state": {names[n]: item for n, item in state["state"].items()}, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        state = {["W", "b"].index(name): item for name, item in state_dict["state"].items()}
+        groups = [{**group, "params": [0, 1]} for group in state_dict["param_groups"]]
+        super().load_state_dict({"state": state, "param_groups": groups})
+
+
+def test_a_form_that_only_looks_like_torchs_goes_back_to_its_own_load(tmp_path: Path) -> None:
+    model, other = Net("a"), Net("a")
+    optimizer, fresh = Named(model.parameters()), Named(other.parameters())
+    trained(model, optimizer)
+    loaded = through_disk(tmp_path, {"m": model, "o": optimizer})
+    assert list(loaded["o"]["state"]) == ["W", "b"]
+    apply_state({"m": other, "o": fresh}, loaded)
+    assert same(by_name(other, fresh), by_name(model, optimizer))
+
+
+class Beside(Holds):
+    """Holds one optimizer, but the state in torch's shape that it gives is of other groups."""
+
+    def state_dict(self) -> Any:
+        return {"state": {0: {"m": 1}, 1: {"m": 2}}, "param_groups": [{"params": [0]}, {"params": [1]}]}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.loaded = state
+
+
+def test_the_state_of_other_groups_than_those_held_goes_back_as_it_was_given(tmp_path: Path) -> None:
+    owner = Beside(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))
+    apply_state({"o": owner}, through_disk(tmp_path, {"o": owner}))
+    assert same(owner.loaded, owner.state_dict())
+
+
+@pytest.mark.parametrize("kind", ["a subclass", "holds one"])
+def test_a_master_weight_that_is_the_parameter_is_it_again_behind_an_own_load(
+    kind: str, tmp_path: Path
+) -> None:
+    model, other = Net("ab"), Net("ba")
+    owner, fresh = WRAPPED[kind](model.parameters()), WRAPPED[kind](other.parameters())
+    trained(model, inner(owner))
+    for parameter, state in inner(owner).state.items():
+        state["master"] = parameter
+    apply_state({"m": other, "o": fresh}, through_disk(tmp_path, {"m": model, "o": owner}))
+    assert all(state["master"] is parameter for parameter, state in inner(fresh).state.items())
+    assert len(inner(fresh).state) == 4

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -152,13 +153,12 @@ def _common_names(
 ) -> tuple[list[list[_Key]], list[list[_Key]]]:
     """Stored and live rows of names to compare: the parameters' own, else both sides' `param_names`.
 
-    With the model in the one state and only the optimizer in the other, the former differ.
+    With the model in the one state and only the optimizer in the other, the former have a prefix more.
     """
     saved = [list(group["params"]) for group in stored["param_groups"]]
-    if {name for row in saved for name in row}.isdisjoint(name for row in live for name in row):
-        given, ours = _given_names(stored["param_groups"]), _given_names(optimizer.param_groups)
-        if given is not None and ours is not None:
-            return given, ours
+    theirs, ours = _given_names(stored["param_groups"]), _given_names(optimizer.param_groups)
+    if theirs is not None and ours is not None and (theirs == saved) != (ours == live):
+        return theirs, ours
     return _ranked(saved), _ranked(live)
 
 
@@ -199,16 +199,38 @@ def _checked(
     fits = tuple(match for number, match in enumerate(pairs) if number not in wrong)
     reshaped = [pairs[number].live_as for number in wrong]
     faults = [*faults, *wrong.values()]
-    if _spans_parameters(optimizer) and stored["state"] and (faults or not _same_order(fits, stored)):
+    if (faults or not _same_order(fits, stored)) and _spans_parameters(optimizer, stored):
         faults = faults or ["its state is one vector over all parameters, and they are in another order"]
         missing, fits = [match.live_as for match in fits] + missing, ()
     groups = _settings_from(len(optimizer.param_groups), pairs, stored)
     return Matching(fits, groups, tuple(missing), tuple(unused), tuple(reshaped), tuple(faults))
 
 
-def _spans_parameters(optimizer: Any) -> bool:
-    # LBFGS keeps directions over all parameters, laid end to end, as state of the first of them.
-    return isinstance(optimizer, torch.optim.LBFGS)
+def _spans_parameters(optimizer: Any, stored: Mapping[str, Any]) -> bool:
+    """Whether there is state that lays all parameters end to end, as LBFGS keeps it with the first of them.
+
+    Other classes of that kind are known by a vector as long as all parameters together.
+    """
+    inside = (optimizer, *getattr(optimizer, "__dict__", {}).values())
+    if any(isinstance(part, torch.optim.LBFGS) for part in inside):
+        return bool(stored["state"])
+    shapes = stored.get(SHAPES)
+    if not isinstance(shapes, Mapping):
+        return False
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    total = sum(sizes.values())
+    return any(
+        size != total and _holds_vector(stored["state"].get(name), total, 0) for name, size in sizes.items()
+    )
+
+
+def _holds_vector(value: Any, length: int, depth: int) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 1 and value.numel() == length > 1
+    if isinstance(value, (Mapping, list, tuple)) and depth < 3:
+        items = value.values() if isinstance(value, Mapping) else value
+        return any(_holds_vector(item, length, depth + 1) for item in items)
+    return False
 
 
 def _same_order(matches: Sequence[Match], stored: Mapping[str, Any]) -> bool:

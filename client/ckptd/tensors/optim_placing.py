@@ -50,7 +50,9 @@ class Placing:
     def setting(self, before: Any, value: Any) -> Any:
         """A setting of a group: a number where a one-element tensor is goes into that tensor."""
         if isinstance(value, (int, float)) and isinstance(before, torch.Tensor) and before.numel() == 1:
-            return self._tensor(torch.full_like(before, value), before, before.device)
+            filled = torch.full_like(before, value, requires_grad=before.requires_grad)
+            if before.is_floating_point() or filled == value:  # an int tensor would cut 0.5 down to 0
+                return self._tensor(filled, before, before.device)
         return self.own(value, before)
 
     def _tensor(self, value: torch.Tensor, before: Any, device: torch.device) -> torch.Tensor:

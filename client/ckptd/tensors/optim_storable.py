@@ -148,7 +148,7 @@ def overlap(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two strided tensors have a byte in common: columns of one matrix reach across, but have none."""
     if first.untyped_storage().data_ptr() != second.untyped_storage().data_ptr():
         return False
-    seen = torch.zeros(first.untyped_storage().nbytes(), dtype=torch.bool)
+    seen = torch.zeros(first.untyped_storage().nbytes(), dtype=torch.bool, device="cpu")
     _bytes_of(first, seen).fill_(True)
     return bool(_bytes_of(second, seen).any())
 
