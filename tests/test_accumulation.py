@@ -192,14 +192,15 @@ def sparse() -> tuple[dict[str, Any], Callable[[], None]]:
 
 
 def alternating() -> tuple[dict[str, Any], Callable[[], None]]:
-    """Of two layers of one group each gets a gradient at every other step only."""
+    """Of two layers of one group first one gets a gradient, then the other, then both."""
     layers = [nn.Linear(4, 1), nn.Linear(4, 1)]
     optimizer = torch.optim.SGD([*layers[0].parameters(), *layers[1].parameters()], 0.1)
-    turns = iter(range(100))
+    turns = iter([layers[:1], layers[1:]])
 
     def step() -> None:
         optimizer.zero_grad()
-        layers[next(turns) % 2](torch.rand(3, 4)).sum().backward()
+        for layer in next(turns, layers):
+            layer(torch.rand(3, 4)).sum().backward()
         optimizer.step()
 
     return {"layers": layers, "optimizer": optimizer}, step
@@ -412,12 +413,19 @@ def test_no_gradient_and_no_optimizer_is_kept_alive() -> None:
 
 def test_notes_of_what_is_gone_are_dropped() -> None:
     watch = accumulation._Watch()
-    for _ in range(3000):
+
+    def stepped() -> nn.Parameter:
         parameter = nn.Parameter(torch.ones(1))
         parameter.grad = torch.ones(1)
         watch.after_step(torch.optim.SGD([parameter]), (), {})
-    assert len(watch._notes) <= 1025
-    assert len(watch._stepped) <= 2
+        return parameter
+
+    kept = [stepped() for _ in range(20)]
+    note = watch._notes[id(kept.pop())]
+    watch._notes.update((-number, note) for number in range(2000))  # its parameter is gone
+    kept.append(stepped())
+    assert len(watch._notes) == 20
+    assert len(watch._stepped) == 1
 
 
 def test_an_optimizer_is_the_same_with_it_and_without() -> None:
