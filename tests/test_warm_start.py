@@ -120,6 +120,22 @@ def test_a_source_that_is_one_of_the_runs_own_is_gone_on_from(root: Path) -> Non
     assert on_line(root) == [*OWN[:2], "step-000000003.2"]
 
 
+def test_a_copy_of_the_run_that_went_another_way_is_another_run(root: Path, tmp_path: Path) -> None:
+    saved(root, 1, 2)
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)
+    for each in (root, copy):
+        saved(each, 3)  # sequence 3 of both, and not one state
+    state = state_of(0.0)
+    with ckptd.Client(root, daemon="off") as client:
+        shared = client.restore(state, source=copy / "default" / OWN[1])
+        assert shared is not None and shared.sequence == 2  # from before the copy: the same checkpoint
+        other = client.restore(state, source=copy / "default" / OWN[2])
+        assert other is not None and other.sequence is None
+        client.snapshot(4, state)
+    assert on_line(root) == ["step-000000004"]
+
+
 def test_whoever_restores_nothing_goes_on_from_the_head(root: Path) -> None:
     saved(root, 1, 2, 3)
     saved(root, 4)

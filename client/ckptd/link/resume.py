@@ -25,6 +25,7 @@ from ckptd.errors import (
     ReadFailed,
     RestoreFailed,
 )
+from ckptd.format.records import CheckpointIndex
 from ckptd.link.failures import warn
 from ckptd.names import check_step
 from ckptd.tensors.loading import Loaded, load_with_index
@@ -76,7 +77,7 @@ def restore(
         return _restore_run(root, run, state, run_id=run_id, step=step, only=only, strict=strict)
     if step is not None:
         raise InvalidArgument("step and source exclude each other", where="restore", todo="give one of them")
-    return _restore_from(source, state, run_id=run_id, only=only, strict=strict)
+    return _restore_from(source, root, run, state, run_id=run_id, only=only, strict=strict)
 
 
 def _restore_run(
@@ -161,17 +162,28 @@ def _of_line(series: Series) -> list[Entry]:
 
 
 def _restore_from(
-    source: str | os.PathLike[str], state: MutableMapping[Any, Any], *,
+    source: str | os.PathLike[str], root: Root, run: str, state: MutableMapping[Any, Any], *,
     run_id: str, only: Collection[str] | None = None, strict: bool = True,
 ) -> Resumed:  # fmt: skip
     """Restore exactly the checkpoint at a path: a folder of any run, or a file of format v1.
 
     Raises:
         NothingThere, CorruptCheckpoint, StateMismatch: The state is untouched.
+        ReadFailed: Whether it is one of this run can't be told now. The state is untouched.
     """
     path = Path(source)
     loaded = load_with_index(path, only=only, absent_ok=True)
+    index = loaded.index
+    if index is not None and index.run_id == run_id and _went_another_way(root, run, index):
+        run_id = ""
     return _apply(state, loaded, path, run_id, only, strict, ())
+
+
+def _went_another_way(root: Root, run: str, index: CheckpointIndex) -> bool:
+    """Whether it is of a copy of the run, made before it: the run has another checkpoint of that sequence."""
+    with reading(root.run_dir(run)):
+        own = read_series(root, run).own
+    return any(one.sequence == index.sequence and one.index_sha256 != index.index_sha256 for one in own)
 
 
 def _load(entry: Entry, only: Collection[str] | None) -> Loaded:
