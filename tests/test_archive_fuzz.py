@@ -39,6 +39,7 @@ from any_payload import (
 )
 from ckptd.errors import UnstorableState
 from ckptd.format.archive import ArchivePlan, plan_archive
+from ckptd.format.archive_check import check_archive
 from ckptd.format.pickle_emit import emit
 from ckptd.format.plan import plan_checkpoint
 from ckptd.snapshot.descriptor import Descriptor, Sharding
@@ -90,6 +91,8 @@ def test_torch_reads_our_file_and_its_own_as_the_same_payload(folder: Path, payl
         torch.save(live, folder / "theirs.pt")
         theirs = load(folder / "theirs.pt")
         assert (exact(theirs), ties(theirs)) == (wanted, tied), "the oracle itself is off"
+        check_archive((folder / "theirs.pt").read_bytes(), "theirs", ours=False)
+    check_archive(content, "ours", ours=True)
     for found in (
         load(folder / "ours.pt"),
         load(folder / "ours.pt", mmap=True),
@@ -130,6 +133,7 @@ def test_every_dtype_in_every_layout_and_as_a_parameter_is_read_as_it_was(
             state[f"{name} {required}"] = tensor.detach().requires_grad_(required)
             state[f"{name} parameter {required}"] = torch.nn.Parameter(tensor, requires_grad=required)
     _, _, content = ours(state)
+    check_archive(content, "ours", ours=True)
     (folder / "ours.pt").write_bytes(content)
     for found in (load(io.BytesIO(content)), load(folder / "ours.pt", mmap=True)):
         assert exact(found) == exact(state)
@@ -187,6 +191,7 @@ def test_shards_merge_into_the_state_dict_as_the_readme_says(
     sd: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("model.shard-*.pt")):
         shard = load(file)
+        check_archive(file.read_bytes(), file.name, ours=True)
         assert list(shard["tensors"]) == shard["keys"]
         assert not set(sd) & set(shard["tensors"])
         sd.update(shard["tensors"])

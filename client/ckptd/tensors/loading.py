@@ -14,14 +14,16 @@ from typing import Any, Final
 
 import torch
 
-from ckptd.disk.checkpoint_reader import CheckpointReader
+from ckptd.disk.checkpoint_reader import CheckpointReader, Span
 from ckptd.disk.folder_files import open_folder, read_small_file
 from ckptd.disk.wrong_path import refuse_wrong_path
 from ckptd.errors import CkptdError, CorruptCheckpoint, InvalidArgument, UnknownSchema
+from ckptd.format.archive_check import check_archive, check_head
 from ckptd.format.records import SCHEMA_V1, CheckpointIndex
 from ckptd.format.table_rows import TensorRow, faults_in_files, table_from_bytes
 from ckptd.limits import MAX_INDEX_BYTES
 from ckptd.names import INDEX_FILE, META_FILE, SINGLE_FILE, TABLE_FILE
+from ckptd.tensors.loaded_tree import check_tree
 from ckptd.tensors.moving import moved
 from ckptd.tensors.registered_tags import refuse_changed
 from ckptd.tensors.shard_tensors import ShardTensors
@@ -185,6 +187,7 @@ def _payload(reader: CheckpointReader, name: str) -> dict[str, Any]:
     """The content of meta.pt or ckpt.pt, without its envelope."""
     where = f"{reader.path}/{name}"
     data = reader.read(name)
+    check_archive(data, where, ours=True)
     try:
         payload = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception as error:
@@ -205,6 +208,7 @@ def _payload(reader: CheckpointReader, name: str) -> dict[str, Any]:
             seen=repr(payload.get("step"))[:80],
             wanted=str(reader.index.step),
         )
+    check_tree(payload, where)
     return {key: value for key, value in payload.items() if key not in _ENVELOPE}
 
 
@@ -222,11 +226,17 @@ def _read_shards(reader: CheckpointReader, rows: tuple[TensorRow, ...]) -> dict[
     if not shards:
         return {}
     with ThreadPoolExecutor(min(len(shards), len(os.sched_getaffinity(0))), "ckptd-read") as pool:
-        reads = [pool.submit(reader.read_into, name, shard.spans) for name, shard in shards.items()]
+        reads = [pool.submit(_read_shard, reader, name, shard) for name, shard in shards.items()]
         faults = [fault for read in reads if (fault := read.exception()) is not None]
     for fault in sorted(faults, key=lambda fault: not isinstance(fault, CkptdError)):
         raise fault
     return shards
+
+
+def _read_shard(reader: CheckpointReader, name: str, shard: ShardTensors) -> None:
+    head = bytearray(shard.spans[0].offset if shard.spans else 0)
+    reader.read_into(name, [Span(0, memoryview(head)), *shard.spans] if head else shard.spans)
+    check_head(head, f"{reader.path}/{name}")
 
 
 def _with_tensors(value: Any, shards: Mapping[str, ShardTensors], where: str) -> Any:

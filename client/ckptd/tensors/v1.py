@@ -23,9 +23,11 @@ import torch
 
 from ckptd.disk.folder_files import open_file, open_folder, read_small_file
 from ckptd.errors import CheckpointGone, CorruptCheckpoint, NothingThere, UnknownSchema
+from ckptd.format.archive_check import check_archive
 from ckptd.format.strict_json import parse
 from ckptd.limits import MAX_INDEX_BYTES, MAX_SHARDS
 from ckptd.names import INDEX_FILE, META_FILE, SINGLE_FILE
+from ckptd.tensors.loaded_tree import check_tree
 
 log = logging.getLogger(__name__)
 
@@ -233,6 +235,7 @@ def _read(folder: int, path: Path, name: str, sha256: str | None) -> bytes:
 
 
 def _payload(data: bytes, where: str, schema: str, map_location: Any) -> dict[str, Any]:
+    check_archive(data, where, ours=False)
     try:
         with torch.serialization.safe_globals(_KEY_ROW_GLOBALS):
             payload = torch.load(io.BytesIO(data), map_location=map_location, weights_only=True)
@@ -243,6 +246,7 @@ def _payload(data: bytes, where: str, schema: str, map_location: Any) -> dict[st
     seen = payload.get("schema") if isinstance(payload, dict) else None
     if not isinstance(payload, dict) or seen != schema:
         raise UnknownSchema("unknown schema", where=where, seen=repr(seen)[:80], wanted=schema)
+    check_tree(payload, where)
     return payload
 
 

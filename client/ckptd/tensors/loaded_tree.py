@@ -1,0 +1,34 @@
+"""How large and deep a loaded payload may be, before anything walks it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ckptd.errors import CorruptCheckpoint
+from ckptd.limits import MAX_TREE_DEPTH, MAX_TREE_NODES
+
+
+def check_tree(payload: Any, where: str) -> None:
+    """Refuse what a walk would never end in: containers that hold themselves, or each other many times over.
+
+    A file of a few hundred bytes can hold either, as long as its containers are shared.
+
+    Raises:
+        CorruptCheckpoint: More than MAX_TREE_NODES values, each counted as often as it is met, or more than
+            MAX_TREE_DEPTH levels.
+    """
+    level, count = [payload], 1
+    for _ in range(MAX_TREE_DEPTH + 2):  # its own dict, and the leaves
+        below: list[Any] = []
+        for container in level:
+            items = container.values() if isinstance(container, dict) else container
+            count += len(items)
+            if count > MAX_TREE_NODES:
+                raise CorruptCheckpoint(
+                    "unfolds to too many values", where=where, wanted=f"at most {MAX_TREE_NODES}"
+                )
+            below += [item for item in items if isinstance(item, (dict, list, tuple))]
+        if not below:
+            return
+        level = below
+    raise CorruptCheckpoint("nested too deep", where=where, wanted=f"at most {MAX_TREE_DEPTH} levels")
