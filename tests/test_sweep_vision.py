@@ -26,6 +26,7 @@ LAYOUT_IDS = ["single", "sharded"]
 LOADING: dict[str, dict[str, Any]] = {
     "no workers": {},
     "workers": {"num_workers": 2, "prefetch_factor": 4},
+    "persistent workers": {"num_workers": 2, "persistent_workers": True},
 }
 
 pytestmark = pytest.mark.slow
