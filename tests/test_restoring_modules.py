@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from ckptd.errors import RestoreFailed, StateMismatch
 from ckptd.tensors.rehearsal import rehearse
 from ckptd.tensors.restoring import apply_state
+from ckptd.tensors.tied_values import same_stored
 from round_trip import same, through_disk
 
 
@@ -233,6 +235,13 @@ def test_overlapping_views_are_refused_only_where_they_disagree() -> None:
     stored["y"] = torch.arange(4.0)
     with pytest.raises(StateMismatch, match=r"state\['x'\] shares its memory"):
         apply_state(state, stored, only=list(state))
+    inside = {"whole": memory, "first": memory[1:2], "last": memory[6:7]}
+    with pytest.raises(StateMismatch, match=r"state\['whole'\] shares its memory with state\['first'\]"):
+        apply_state(
+            inside,
+            {"whole": torch.zeros(8), "first": torch.zeros(1), "last": torch.ones(1)},
+            only=list(inside),
+        )
 
 
 def test_an_array_that_shares_its_memory_with_a_tensor_is_checked_too() -> None:
@@ -251,6 +260,23 @@ def test_one_object_at_two_places_takes_one_value() -> None:
     assert both == [1]
     apply_state({"a": both, "b": both}, {"a": [2], "b": [2]}, only=["a", "b"])
     assert both == [2]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: torch.Generator().manual_seed(seed),
+        np.random.default_rng,
+        np.random.RandomState,
+        random.Random,
+    ],
+)
+def test_one_generator_at_two_places_takes_one_state(make: Any) -> None:
+    both = make(1)
+    with pytest.raises(StateMismatch, match="is the same object as"):
+        apply_state({"a": both, "b": both}, {"a": make(2), "b": make(3)}, only=["a", "b"])
+    apply_state({"a": both, "b": both}, {"a": make(2), "b": make(2)}, only=["a", "b"])
+    assert same_stored(both, make(2))
 
 
 # --- what stays the live side's ---------------------------------------------------------------------
@@ -303,6 +329,16 @@ def test_lazy_parameters_get_their_shape_from_the_checkpoint(tmp_path: Path) -> 
     with pytest.raises(StateMismatch):
         restore(lazy, source.state_dict())
     assert isinstance(lazy[0].weight, nn.parameter.UninitializedParameter)
+
+
+def test_an_optimizer_over_lazy_parameters_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    def state(model: nn.Module) -> dict[str, Any]:
+        return {"m": model, "o": torch.optim.Adam(model.parameters())}
+
+    live = state(nn.LazyLinear(2))
+    with pytest.raises(StateMismatch, match=r"state\['o'\] is over lazy parameters.*forward pass"):
+        apply_state(live, through_disk(tmp_path, state(nn.Linear(3, 2))))
+    assert isinstance(live["m"].weight, nn.parameter.UninitializedParameter)
 
 
 @pytest.mark.parametrize(

@@ -102,16 +102,16 @@ def changed(value: Any, draw: Any) -> Any:
     kind = draw(st.integers(0, 9))
     if kind == 0:
         return draw(VALUES)
-    if isinstance(value, (torch.Tensor, nn.Module)):
+    if isinstance(value, torch.Tensor):
+        return draw(tensors()) if kind < 4 else torch.full_like(value, draw(st.integers(0, 3)))
+    if isinstance(value, nn.Module):
         twin = copy.deepcopy(value)
-        for tensor in twin.parameters() if isinstance(twin, nn.Module) else ():
+        for tensor in twin.parameters():
             tensor.data.fill_(draw(st.integers(0, 3)))
         return twin
     if isinstance(value, dict):
-        twin = copy.copy(value)
-        for key in value:
-            twin[key] = changed(value[key], draw)
-        return twin
+        items = {key: changed(value[key], draw) for key in draw(st.permutations(list(value)))}
+        return defaultdict(list, items) if isinstance(value, defaultdict) else type(value)(items)
     if isinstance(value, (list, tuple)):
         return type(value)(changed(item, draw) for item in value)
     return draw(SCALARS) if type(value) in (int, float, str, bool, type(None)) else copy.deepcopy(value)

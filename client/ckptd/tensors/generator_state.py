@@ -29,6 +29,15 @@ def kind_of(value: Any) -> str:
     return type_name(value)
 
 
+def state_of(value: Any) -> Any:
+    """A generator's state: equal for two that draw the same numbers from here on."""
+    if isinstance(value, torch.Generator):
+        return (value.device.type, value.get_state())
+    if isinstance(value, numpy.random.Generator):
+        return value.bit_generator.state
+    return value.get_state(legacy=False) if isinstance(value, numpy.random.RandomState) else value.getstate()
+
+
 def set_generator(live: Any, stored: Any) -> None:
     if isinstance(live, torch.Generator):
         live.set_state(stored.get_state())

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 _PLAIN_LOAD = torch.nn.Module._load_from_state_dict
@@ -69,7 +68,6 @@ def _can_be_rehearsed(module: torch.nn.Module) -> bool:
         type(module).load_state_dict is torch.nn.Module.load_state_dict
         and not torch.__future__.get_swap_module_params_on_conversion()
         and not any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
-        and not any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers()))
     )
 
 
@@ -78,7 +76,10 @@ class _WouldChange(Exception):
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes each copy into a tensor of the module instead of making it, and stops any other change of one."""
+    """Notes each copy into a tensor of the module instead of making it, and stops any other change of one.
+
+    A lazy parameter that would get its shape is such a change.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()

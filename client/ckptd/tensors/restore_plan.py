@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ckptd.errors import StateMismatch
 from ckptd.snapshot import keypath
@@ -99,6 +100,13 @@ class Planner:
         """Of an optimizer, or of an object that wraps one and gives its state."""
         if not is_torch_form(stored) and (has_own_load(live) or not isinstance(live, torch.optim.Optimizer)):
             return self._object(live, stored, path)
+        if any(
+            is_lazy(parameter) for group in held_optimizer(live).param_groups for parameter in group["params"]
+        ):
+            self.found.problem(
+                path, "is over lazy parameters, which have no shape yet: run a forward pass first"
+            )
+            return lambda: live
         if self._names is None:
             self._names = name_parameters(self._state)
         stored = by_live_names(held_optimizer(live), self._names, stored)

@@ -12,6 +12,7 @@ import torch
 
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
+from ckptd.tensors.generator_state import GENERATORS, state_of
 from ckptd.tensors.restore_findings import Target
 
 _ALIGNMENT: Final = 16  # of the widest dtype
@@ -121,6 +122,8 @@ def same_stored(one: Any, other: Any) -> bool:
         return list(one) == list(other) and all(same_stored(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple, deque)):
         return len(one) == len(other) and all(map(same_stored, one, other))
+    if isinstance(one, GENERATORS):
+        return same_stored(state_of(one), state_of(other))
     if isinstance(one, (float, complex)):
         return repr(one) == repr(other)
     return bool(one == other)
