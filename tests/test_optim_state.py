@@ -290,3 +290,18 @@ def test_complex_parameters_go_on_exactly(kind: str, tmp_path: Path) -> None:
         step(other, fresh, number)
     assert same(dict(other.state_dict()), dict(model.state_dict()))
     assert same(fresh.state_dict(), optimizer.state_dict())
+
+
+def test_nothing_is_written_into_the_memory_of_a_parameter_however_they_share_it(tmp_path: Path) -> None:
+    def build(fill: float, shared: bool) -> tuple[torch.Tensor, Own]:
+        flat = torch.full((12,), 5.0)
+        optimizer = Own([nn.Parameter(flat), nn.Parameter(flat[1:3]), nn.Parameter(flat[5:6])])
+        moment = flat[8:10] if shared else torch.full((2,), fill)
+        optimizer.state[optimizer.param_groups[0]["params"][1]] = {"m": moment}
+        return flat, optimizer
+
+    _, optimizer = build(1.0, False)
+    flat, live = build(2.0, True)
+    apply_state({"o": live}, through_disk(tmp_path, {"o": optimizer}))
+    assert flat.tolist() == [5.0] * 12
+    assert live.state[live.param_groups[0]["params"][1]]["m"].tolist() == [1.0, 1.0]

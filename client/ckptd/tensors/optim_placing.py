@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -59,8 +59,7 @@ class Placing:
         key = (place(value), device) if value.layout is torch.strided and value.numel() else None
         if key in self._placed:
             return self._placed[key]
-        if can_take(before, value, device) and self._is_free(before):
-            self._take(before)
+        if can_take(before, value, device) and self._claim(before):
             result: torch.Tensor = before.copy_(value)
         else:
             result = value.to(device)
@@ -69,17 +68,35 @@ class Placing:
             self._sources.append(value)
         return result
 
-    def _is_free(self, tensor: torch.Tensor) -> bool:
-        if not tensor.numel() or tensor.is_meta:
-            return True  # no memory at all
-        start, end = extent(tensor)
-        spans = self._taken.get(tensor.device, [])
-        at = bisect_left(spans, (start, start))
-        return (at == len(spans) or spans[at][0] >= end) and (at == 0 or spans[at - 1][1] <= start)
+    def _claim(self, tensor: torch.Tensor) -> bool:
+        """Take the memory of a live tensor, unless a part of it is taken."""
+        if not _has_memory(tensor):
+            return True
+        spans, (start, end) = self._taken.setdefault(tensor.device, []), extent(tensor)
+        first, after = _meeting(spans, start, end)
+        if first == after:
+            spans.insert(first, (start, end))
+        return first == after
 
     def _take(self, tensor: torch.Tensor) -> None:
-        if tensor.layout is torch.strided and tensor.numel() and not tensor.is_meta:
-            insort(self._taken.setdefault(tensor.device, []), extent(tensor))
+        if _has_memory(tensor):
+            spans, (start, end) = self._taken.setdefault(tensor.device, []), extent(tensor)
+            first, after = _meeting(spans, start, end)
+            met = [*spans[first:after], (start, end)]
+            spans[first:after] = [(min(met)[0], max(span[1] for span in met))]
+
+
+def _meeting(spans: list[tuple[int, int]], start: int, end: int) -> tuple[int, int]:
+    """The range of spans that have an address in common with this one; they have none with each other."""
+    after = bisect_left(spans, (end,))
+    first = after
+    while first and spans[first - 1][1] > start:
+        first -= 1
+    return first, after
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.numel() > 0 and not tensor.is_meta
 
 
 def can_take(before: Any, value: torch.Tensor, device: torch.device) -> bool:
@@ -100,7 +117,7 @@ def can_take(before: Any, value: torch.Tensor, device: torch.device) -> bool:
         same
         and before.grad_fn is None
         and not before.is_inference()
-        and not any(step == 0 and size > 1 for step, size in zip(before.stride(), before.shape, strict=True))
+        and (before.is_contiguous() or 0 not in before.stride())
     )
 
 

@@ -123,6 +123,8 @@ def place(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """First and last + 1 address that a strided tensor of at least one element can reach."""
+    if tensor.is_contiguous():
+        return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     start = tensor.data_ptr()
     return start, start + (steps + 1) * tensor.element_size()
