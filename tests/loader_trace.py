@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ckptd import ResumableLoader, capture_rng_state, restore_rng_state
 
@@ -56,6 +56,24 @@ class WithOwnGenerators(Augmented):
         own = (self.python.random(), self.numpy.random(), float(torch.rand((), generator=self.torch)))
         moved = [transform(index) for transform in self.transforms]
         return (*super().__getitem__(index), *own, self.legacy.random(), self.philox.random(), *moved)
+
+
+class WithoutTorchs(Augmented):
+    """As that, without a torch.Generator, which doesn't reach a spawned process on every system."""
+
+    def __init__(self) -> None:
+        self.python, self.jitter = random.Random(1), Jitter()
+
+    def __getitem__(self, index: int) -> Any:
+        return (*super().__getitem__(index), self.python.random(), self.jitter(index))
+
+
+def set_up(worker: int) -> None:
+    """A worker_init_fn that sets something in the worker's dataset."""
+    info = get_worker_info()
+    if info is None or not isinstance(info.dataset, Augmented):
+        raise TypeError("not the dataset that was given")
+    info.dataset.python = random.Random(worker)  # type: ignore[attr-defined]
 
 
 def loader(data: Any = None, batch: int | None = BATCH, **options: Any) -> ResumableLoader:

@@ -141,7 +141,9 @@ def without_loop_draws(make: Callable[[], ResumableLoader]) -> list[ResumableLoa
 
 
 @pytest.mark.parametrize("kind", [samplers.LazyGlobal, samplers.LazyInPairs])
-def test_a_sampler_that_draws_between_the_fetches_from_their_generator_is_refetched(kind: MakeSampler) -> None:
+def test_a_sampler_that_draws_between_the_fetches_from_their_generator_is_refetched(
+    kind: MakeSampler,
+) -> None:
     resumed = without_loop_draws(lambda: loader(DrawsPython(), sampler=kind()))
     assert resumed[-1].resumed_by.startswith("refetch: the sampler draws")
 

@@ -23,6 +23,7 @@ from loader_trace import (
     EPOCH,
     SAMPLES,
     Augmented,
+    WithoutTorchs,
     WithOwnGenerators,
     assert_exact,
     draws,
@@ -31,6 +32,7 @@ from loader_trace import (
     position,
     resume,
     seed,
+    set_up,
     trace,
     train,
 )
@@ -185,13 +187,6 @@ def test_what_a_worker_opens_at_its_first_fetch_makes_nothing_be_fetched_again()
     assert resumed.resumed_by.startswith("skip")
 
 
-def set_up(worker: int) -> None:
-    info = get_worker_info()
-    assert info is not None
-    assert isinstance(info.dataset, WithOwnGenerators)
-    info.dataset.python = random.Random(worker)  # type: ignore[attr-defined]
-
-
 def test_the_users_worker_init_fn_sees_its_own_dataset_and_runs_first() -> None:
     assert_exact(
         lambda: loader(WithOwnGenerators(), num_workers=2, worker_init_fn=set_up), (3,), steps=5, by="skip"
@@ -201,7 +196,7 @@ def test_the_users_worker_init_fn_sees_its_own_dataset_and_runs_first() -> None:
 def test_workers_that_are_spawned_go_on() -> None:
     def make() -> ResumableLoader:
         return loader(
-            WithOwnGenerators(), num_workers=1, shuffle=True, worker_init_fn=set_up, multiprocessing_context="spawn"
+            WithoutTorchs(), num_workers=1, shuffle=True, worker_init_fn=set_up, multiprocessing_context="spawn"
         )  # fmt: skip
 
     assert_exact(make, (2,), steps=3, by="skip")
@@ -308,5 +303,3 @@ def test_two_iterators_at_once_are_two_passes() -> None:
     next(new)
     assert plain(next(old))[0] == plain(next(new))[0] == [3, 4, 5]
     assert (running.epoch, running.batch_in_epoch) == (1, 2)
-
-
