@@ -1,0 +1,274 @@
+"""Prove that tests bite: remove one guard at a time from a copy of the tree and see the named tests fail.
+
+The list is scripts/guards.toml, one table each:
+
+    [[guard]]
+    name = "rng-captured-first"     # unique
+    case = "21"                     # field cases, free text
+    file = "client/ckptd/…"         # the file that has the guard
+    old = "…"                       # its text, found exactly once in that file
+    new = "…"                       # the same without the guard
+    tests = ["tests/test_x.py::test_y"]   # each of them must fail; of a parametrised one at least one case
+
+The tree itself is never changed. First every named test must pass in an untouched copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+TREE = Path(__file__).resolve().parent.parent
+LIST = Path(__file__).resolve().with_suffix(".toml")
+KEYS = ("name", "case", "file", "old", "new", "tests")
+TIMEOUT_S = 300
+TESTS_FAILED = 1  # pytest's exit code; others say that it didn't get so far
+WRONG_TREE = 70
+
+
+class BadList(Exception):
+    """The list can't be used."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One entry of the list."""
+
+    name: str
+    case: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    def removed_from(self, text: str) -> str:
+        """text without the guard.
+
+        Raises:
+            BadList: The guard isn't in it exactly once.
+        """
+        found = text.count(self.old)
+        if found != 1:
+            raise BadList(f"its text is found {found} times in {self.file}, wanted once")
+        return text.replace(self.old, self.new)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the tests of one guard said without it."""
+
+    word: str
+    detail: str = ""
+    seconds: float = 0.0
+
+    @property
+    def proven(self) -> bool:
+        return self.word == "killed"
+
+
+def read_guards(path: Path) -> list[Guard]:
+    """The list.
+
+    Raises:
+        BadList: A key is missing, unknown or of another type, or a name comes twice.
+    """
+    rows = tomllib.loads(path.read_text(encoding="utf-8")).get("guard", [])
+    guards = [_guard(row, number) for number, row in enumerate(rows, 1)]
+    names = [guard.name for guard in guards]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise BadList(f"twice in the list: {', '.join(sorted(twice))}")
+    return guards
+
+
+def _guard(row: dict[str, Any], number: int) -> Guard:
+    where = f"guard {number} ({row.get('name', 'no name')})"
+    if set(row) != set(KEYS):
+        raise BadList(f"{where} has the keys {sorted(row)}, wanted {sorted(KEYS)}")
+    texts = [row[key] for key in KEYS if key != "tests"]
+    tests = row["tests"]
+    if not all(type(text) is str for text in texts) or not isinstance(tests, list) or not tests:
+        raise BadList(f"{where}: all are strings but tests, a list of one or more")
+    if row["old"] == row["new"] or not row["old"]:
+        raise BadList(f"{where}: nothing would change")
+    return Guard(*texts, tuple(tests))
+
+
+def failed_tests(report: str) -> set[str]:
+    """Ids that pytest's short summary says failed, with and without their parameters."""
+    ids = re.findall(r"^FAILED (\S+?::\w+)(\[.*?\])?(?: - .*)?$", report, re.MULTILINE)
+    return {name for name, _ in ids} | {name + parameters for name, parameters in ids}
+
+
+def judge(guard: Guard, code: int, report: str) -> tuple[str, str]:
+    """Whether every test of the guard failed by itself, and what is to say if not."""
+    errors = re.findall(r"^ERROR (.*)$", report, re.MULTILINE)
+    if code not in (0, TESTS_FAILED) or errors:
+        return "broken", f"exit code {code}: {'; '.join(errors[:3]) or report.strip()[-300:]}"
+    survivors = [test for test in guard.tests if test not in failed_tests(report)]
+    if survivors:
+        return "survived", f"still passing: {', '.join(survivors)}"
+    return "killed", ""
+
+
+class Copy:
+    """A copy of the tree to try one guard after the other in."""
+
+    def __init__(self, tree: Path, folder: Path) -> None:
+        self._folder = folder.resolve()
+        for name in _files_of(tree):
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(tree / name, target)
+
+    def run(self, tests: Iterable[str]) -> tuple[int, str]:
+        """Exit code and report of pytest over these tests."""
+        report = self._folder / "guards-report.txt"
+        process = _PYTESTS.Process(target=_pytest, args=(self._folder, report, list(dict.fromkeys(tests))))
+        process.start()
+        process.join(TIMEOUT_S)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            return -1, f"no end after {TIMEOUT_S} s"
+        return process.exitcode, report.read_text(encoding="utf-8", errors="replace")
+
+    def without(self, guard: Guard) -> Outcome:
+        """What its tests say without it. The copy is whole again after it."""
+        path, begun = self._folder / guard.file, time.monotonic()
+        try:
+            whole = path.read_text(encoding="utf-8")
+            path.write_text(guard.removed_from(whole), encoding="utf-8")
+        except (BadList, OSError) as error:
+            return Outcome("not found", str(error))
+        try:
+            word, detail = judge(guard, *self.run(guard.tests))
+        finally:
+            path.write_text(whole, encoding="utf-8")
+        return Outcome(word, detail, time.monotonic() - begun)
+
+
+#: Each pytest is forked from a process that has imported torch once and nothing of ckptd.
+_PYTESTS = multiprocessing.get_context("forkserver")
+_PYTESTS.set_forkserver_preload(["torch", "numpy", "pytest"])
+
+
+def _pytest(folder: Path, report: Path, tests: list[str]) -> None:
+    """Run pytest in a copy, as a process of its own, with the copy's packages in place of the installed ones."""
+    with report.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(folder)
+    sources = [str(folder / root) for root in ("client", "daemon")]
+    sys.path[:0] = sources
+    # No bytecode: a file changed twice within a second would be taken for the one before.
+    sys.dont_write_bytecode = True
+    os.environ |= {"PYTHONPATH": os.pathsep.join(sources), "PYTHONDONTWRITEBYTECODE": "1"}
+    import pytest
+
+    code = pytest.main(["-rfE", "--tb=no", "--no-header", "-p", "no:cacheprovider", *tests])
+    foreign = [
+        module.__file__
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] in ("ckptd", "ckptd_daemon")
+        and not str(module.__file__).startswith(str(folder))
+    ]
+    if foreign:
+        print(f"tests ran with {foreign[0]}, not with the copy")
+        code = WRONG_TREE
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _files_of(tree: Path) -> list[str]:
+    """Tracked files, and new ones that git doesn't ignore."""
+    command = ["git", "-C", str(tree), "ls-files", "-coz", "--exclude-standard"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [name for name in done.stdout.split("\0") if name and (tree / name).is_file()]
+
+
+def untouched_faults(copy: Copy, guards: Sequence[Guard]) -> str:
+    """What fails although nothing was removed: such a test proves nothing. Empty when all pass."""
+    code, report = copy.run(test for guard in guards for test in guard.tests)
+    return "" if code == 0 else report[-3000:]
+
+
+def try_all(guards: Sequence[Guard], copies: Sequence[Copy]) -> list[Outcome]:
+    """The outcome of each, tried in as many copies at once; told as they come."""
+    free: SimpleQueue[Copy] = SimpleQueue()
+    for copy in copies:
+        free.put(copy)
+
+    def one(guard: Guard) -> Outcome:
+        copy = free.get()
+        try:
+            outcome = copy.without(guard)
+        finally:
+            free.put(copy)
+        print(_line(guard, outcome), flush=True)
+        return outcome
+
+    with ThreadPoolExecutor(len(copies)) as pool:
+        return list(pool.map(one, guards))
+
+
+def _line(guard: Guard, outcome: Outcome) -> str:
+    line = f"{outcome.word:9}  {outcome.seconds:5.1f} s  {guard.case:10}  {guard.name:44}  {guard.file}"
+    return f"{line}\n           {outcome.detail}" if outcome.detail else line
+
+
+def _chosen(guards: list[Guard], names: Sequence[str]) -> list[Guard]:
+    unknown = set(names) - {guard.name for guard in guards}
+    if unknown:
+        raise BadList(f"not in the list: {', '.join(sorted(unknown))}")
+    return [guard for guard in guards if not names or guard.name in names]
+
+
+def main(argv: Sequence[str] | None = None, *, tree: Path = TREE, path: Path = LIST) -> int:
+    """0: each guard is proven; 1: one isn't; 2: the list can't be used."""
+    parser = argparse.ArgumentParser(prog="scripts/guards", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="guards to try (default: all)")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at once (default: %(default)s)")
+    parser.add_argument("--list", action="store_true", help="print the names and leave")
+    args = parser.parse_args(argv)
+    try:
+        guards = _chosen(read_guards(path), args.names)
+        if args.list:
+            print(*(f"{guard.case:10}  {guard.name}" for guard in guards), sep="\n")
+            return 0
+        return _run(guards, tree, max(1, args.jobs))
+    except BadList as error:
+        print(f"scripts/guards: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(guards: list[Guard], tree: Path, jobs: int) -> int:
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="ckptd-guards-") as folder:
+        copies = [Copy(tree, Path(folder) / str(number)) for number in range(min(jobs, len(guards)))]
+        faults = untouched_faults(copies[0], guards)
+        if faults:
+            print(f"tests that fail with every guard in place prove nothing:\n{faults}")
+            return 1
+        outcomes = try_all(guards, copies)
+    proven = sum(outcome.proven for outcome in outcomes)
+    print(f"{proven} of {len(guards)} guards are proven, in {time.monotonic() - begun:.0f} s")
+    return 0 if proven == len(guards) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""scripts/guards: its list fits the tree, and it tells a guard whose tests bite from one whose tests don't."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TREE = Path(__file__).parent.parent
+
+
+def load_guards() -> Any:
+    spec = importlib.util.spec_from_file_location("guards", TREE / "scripts" / "guards.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["guards"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+guards = load_guards()
+LISTED = guards.read_guards(guards.LIST)
+
+
+@pytest.mark.parametrize("guard", LISTED, ids=lambda guard: guard.name)
+def test_each_guard_is_in_its_file_once_and_its_tests_exist(guard: Any) -> None:
+    text = (TREE / guard.file).read_text()
+    assert guard.removed_from(text) != text
+    ast.parse(guard.removed_from(text))
+    for test in guard.tests:
+        file, _, name = test.partition("::")
+        functions = {
+            node.name
+            for node in ast.parse((TREE / file).read_text()).body
+            if isinstance(node, ast.FunctionDef)
+        }
+        assert name.partition("[")[0] in functions, test
+
+
+def test_each_field_case_of_this_kind_has_a_guard() -> None:
+    cases = {int(case) for guard in LISTED for case in re.findall(r"\d+", guard.case)}
+    assert {*range(1, 6), *range(20, 31)} <= cases
+
+
+ENTRY = """
+[[guard]]
+name = "small"
+case = "1"
+file = "client/ckptd/small.py"
+old = "return min(a, b)"
+new = "return a"
+tests = ["tests/test_small.py::test_the_smaller_one"]
+"""
+
+
+def tree(folder: Path, listed: str, test: str) -> Path:
+    """A repository with one guard, and what the script needs of one."""
+    for name, text in {
+        "client/ckptd/__init__.py": "",
+        "client/ckptd/small.py": "def small(a, b):\n    return min(a, b)\n",
+        "daemon/ckptd_daemon/__init__.py": "",
+        "tests/test_small.py": f"from ckptd.small import small\n\n\ndef test_the_smaller_one():\n    {test}\n",
+        "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-q --import-mode=importlib"\n',
+        "scripts/guards.toml": listed,
+        "scripts/guards.py": (TREE / "scripts" / "guards.py").read_text(),
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    return folder
+
+
+def run(folder: Path, *names: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, str(folder / "scripts" / "guards.py"), *names],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_guard_whose_test_fails_without_it_is_proven_and_the_tree_stays_as_it_is(tmp_path: Path) -> None:
+    folder = tree(tmp_path, ENTRY, "assert (small(1, 2), small(2, 1)) == (1, 1)")
+    code, said = run(folder)
+    assert code == 0, said
+    assert re.search(r"^killed .* small ", said, re.MULTILINE)
+    assert "1 of 1 guards are proven" in said
+    assert "min(a, b)" in (folder / "client/ckptd/small.py").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "test", "word"),
+    [
+        (("", ""), "assert small(1, 2) == 1", "survived"),
+        (('old = "return min(a, b)"', 'old = "return max(a, b)"'), "assert small(2, 1) == 1", "not found"),
+        (('new = "return a"', 'new = "return a +"'), "assert small(2, 1) == 1", "broken"),
+        (("", ""), "assert small(2, 1) == 2", "prove nothing"),
+    ],
+    ids=["survived", "not found", "broken", "fails anyway"],
+)
+def test_a_guard_that_isnt_proven_is_said_and_fails(
+    change: tuple[str, str], test: str, word: str, tmp_path: Path
+) -> None:
+    code, said = run(tree(tmp_path, ENTRY.replace(*change) if change[0] else ENTRY, test))
+    assert code == 1, said
+    assert word in said
+
+
+@pytest.mark.parametrize(
+    ("listed", "said"),
+    [
+        (ENTRY + ENTRY, "twice"),
+        (ENTRY.replace('case = "1"\n', ""), "keys"),
+        (ENTRY.replace('"return a"', '"return min(a, b)"'), "nothing would change"),
+        (ENTRY.replace('["tests/test_small.py::test_the_smaller_one"]', "[]"), "one or more"),
+    ],
+    ids=["twice", "key", "no change", "no tests"],
+)
+def test_a_list_that_cant_be_used_is_refused(
+    listed: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "guards.toml"
+    path.write_text(listed)
+    assert guards.main([], tree=tmp_path, path=path) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_name_that_isnt_in_the_list_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guards.main(["no-such-guard"]) == 2
+    assert "no-such-guard" in capsys.readouterr().err
+
+
+def test_which_tests_failed_is_read_from_the_summary() -> None:
+    report = (
+        "..F\nFAILED tests/test_a.py::test_b[x y-1] - assert 1\nFAILED tests/test_a.py::test_c\n1 failed\n"
+    )
+    assert guards.failed_tests(report) == {
+        "tests/test_a.py::test_b", "tests/test_a.py::test_b[x y-1]", "tests/test_a.py::test_c"
+    }  # fmt: skip
