@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -66,4 +67,17 @@ def train(state: dict[str, Any]) -> Iterator[Tensor]:
 def make_job() -> tuple[dict[str, Any], Iterator[Any]]:
     seed()
     state = build()
+    return state, train(state)
+
+
+def say_pid(_worker: int) -> None:
+    print(f"pid {os.getpid()}", flush=True)
+
+
+def with_workers() -> tuple[dict[str, Any], Iterator[Any]]:
+    say_pid(0)
+    seed()
+    state = build()
+    loader = DataLoader(Noisy(), BATCH, shuffle=True, num_workers=1, worker_init_fn=say_pid)
+    state["loader"] = ckptd.ResumableLoader(loader)
     return state, train(state)

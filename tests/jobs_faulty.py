@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -59,6 +61,24 @@ def counter_outside() -> Job:
         for loss in train(state):
             counter.steps += 1
             yield loss.item() + 0.001 * (counter.steps // 4)
+
+    return state, losses()
+
+
+COUNTED = 0
+
+
+def counted_by_a_global() -> Job:
+    global COUNTED
+    COUNTED = 0
+    seed()
+    state = build()
+
+    def losses() -> Iterator[Any]:
+        global COUNTED
+        for loss in train(state):
+            COUNTED += 1
+            yield loss.item() + COUNTED
 
     return state, losses()
 
@@ -133,6 +153,65 @@ def own_generator() -> Job:
     return state, losses()
 
 
+class Draws:
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(3)
+
+
+def numpy_generator() -> Job:
+    seed()
+    state = build()
+    draws = Draws()
+
+    def losses() -> Iterator[Any]:
+        for loss in train(state):
+            yield loss.item() + float(draws.rng.random())
+
+    return state, losses()
+
+
+class Losses:
+    """An iterator that is no generator, with a memory of its own."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.batches, self.offset = train(state), 0.0
+
+    def __iter__(self) -> Iterator[float]:
+        return self
+
+    def __next__(self) -> float:
+        self.offset += 1.0
+        return next(self.batches).item() + self.offset
+
+
+def an_iterator_of_its_own() -> Job:
+    seed()
+    state = build()
+    return state, Losses(state)
+
+
+def differs_at_the_next_epoch() -> Job:
+    seed()
+    state = build()
+
+    def losses() -> Iterator[Any]:
+        for passed, loss in enumerate(train(state)):
+            yield loss.item() + (0.5 if state["train"].step == 6 and passed < 5 else 0.0)
+
+    return state, losses()
+
+
+def differs_from_step_6() -> Job:
+    seed()
+    state = build()
+
+    def losses() -> Iterator[Any]:
+        for loss in train(state):
+            yield loss.item() + (time.time() if state["train"].step >= 6 else 0.0)
+
+    return state, losses()
+
+
 class Remembers(nn.Module):
     """A running mean in a buffer that no state_dict holds, and a count in a plain attribute."""
 
@@ -152,21 +231,27 @@ def buffer_not_persistent() -> Job:
     return state, train(state)
 
 
-class Fading(Dataset[Tensor]):
-    """Each sample that was read makes the later ones fainter."""
-
+class Reads:
     def __init__(self) -> None:
-        self.reads = 0
+        self.count = 0
+
+
+READS = Reads()
+
+
+class Fading(Dataset[Tensor]):
+    """Each sample that was read, by whomever, makes the later ones fainter."""
 
     def __len__(self) -> int:
         return 14
 
     def __getitem__(self, index: int) -> Tensor:
-        self.reads += 1
-        return torch.full((4,), 1.0 / (self.reads + index))
+        READS.count += 1
+        return torch.full((4,), 1.0 / (READS.count + index))
 
 
 def dataset_with_memory() -> Job:
+    READS.count = 0
     seed()
     state = build()
     state["loader"] = ckptd.ResumableLoader(DataLoader(Fading(), BATCH, shuffle=True))
@@ -245,7 +330,13 @@ def ends_after_3() -> Job:
     return state, (next(losses) for _ in range(3))
 
 
+def is_killed_by_another() -> Job:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return build(), iter(())
+
+
 def hangs() -> Job:
+    print(f"pid {os.getpid()}", flush=True)
     seed()
     state = build()
 

@@ -26,7 +26,7 @@ Named: TypeAlias = tuple[str, Any]
 
 _SCALARS: Final = (type(None), bool, int, float, complex, str, bytes)
 _NO_DATA: Final = (types.ModuleType, type, types.BuiltinFunctionType, BaseException, types.FrameType)
-_LIBRARIES: Final = frozenset({"torch", "numpy", "ckptd"})
+_LIBRARIES: Final = frozenset({"torch", "numpy", "ckptd", "builtins", "collections", "abc", "typing"})
 _OF_MODULE: Final = frozenset(vars(torch.nn.Module()))
 _OF_LOADER: Final = ("dataset", "sampler", "batch_sampler", "collate_fn", "generator")
 _MAX_VALUES: Final = 5_000
@@ -137,6 +137,8 @@ def _made(loop: types.GeneratorType[Any, Any, Any]) -> Iterator[Named]:
 
 
 def _of_function(value: types.FunctionType) -> Iterator[Named]:
+    if _of_library(value):
+        return
     for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
         try:
             yield scoped(key, f"{value.__code__.co_name}()"), cell.cell_contents
@@ -165,7 +167,21 @@ def _of_object(value: Any, name: str) -> Iterator[Named]:
             for key, item in attributes.get(own, {}).items():
                 yield f"{name}.{key}", item
         attributes = {key: item for key, item in attributes.items() if key not in _OF_MODULE}
-    of_library = type(value).__module__.partition(".")[0] in _LIBRARIES
+    internal = _of_library(type(value))
     for key, item in attributes.items():
-        if not (of_library and (key.startswith("_") or isinstance(item, types.FunctionType))):
+        if not (internal and (key.startswith("_") or isinstance(item, types.FunctionType))):
             yield f"{name}.{key}", item
+    yield from _of_class(type(value))
+
+
+def _of_class(kind: type) -> Iterator[Named]:
+    """What a class of the user's holds itself, and what its methods reach."""
+    for one in kind.__mro__:
+        if not _of_library(one):
+            for key, item in list(vars(one).items()):
+                if isinstance(item, types.FunctionType) or not (key.startswith("__") or callable(item)):
+                    yield f"{scoped(one.__qualname__, f'module {one.__module__}')}.{key}", item
+
+
+def _of_library(value: Any) -> bool:
+    return str(value.__module__).partition(".")[0] in _LIBRARIES

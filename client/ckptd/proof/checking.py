@@ -138,30 +138,26 @@ class Check:
         report = self._report(tuple(self._differences()))
         return replace(report, seconds=time.monotonic() - began)
 
-    def _differences(self) -> Iterator[Difference]:
+    def _differences(self) -> list[Difference]:
+        """The first one of each cut; where two uninterrupted runs differ, that one alone."""
         if self.base.unseeded:
-            yield self._unseeded()
-            return
+            return [self._unseeded()]
         at = ", ".join(map(str, self._cuts))
         self.say(f"again, saved after step {at}, then SIGKILL")
         process = self._process("killed", "the run to be killed", steps=self._cuts[-1], cuts=self._cuts)
         self.saving = self.start(replace(process, keep=self._cuts[:1]))
         repeat = first_difference(self.base, self.saving)
         if repeat is not None:
-            yield self._difference("repeat", repeat, self.base, self.saving, None)
-            return
-        known = False
-        for cut in self._cuts:
-            found = self._resume(cut)
-            if found is None:
-                continue
-            if not known and found.phase == "resumed" and found.kind != "end":
-                again = self._again(found)
+            return [self._difference("repeat", repeat, self.base, self.saving, None)]
+        found: list[Difference] = []
+        tried = False
+        for one in filter(None, map(self._resume, self._cuts)):
+            if one.phase == "resumed" and not tried:
+                tried, again = True, self._again(one)
                 if again is not None:
-                    yield again
-                    return
-            known = True
-            yield found
+                    return [again]
+            found.append(one)
+        return found
 
     def _resume(self, cut: int) -> Difference | None:
         self.say(f"resumed from step {cut} in a new process")

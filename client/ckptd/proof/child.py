@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from ckptd.client import Client
 from ckptd.errors import CkptdError, InvalidArgument
+from ckptd.loop.loader import ResumableLoader
 from ckptd.proof import trace
 from ckptd.proof.beside import look_beside
 from ckptd.proof.job import JobAddress, load_job
@@ -63,6 +64,7 @@ class Run:
         step: Finished steps.
         stage: What is under way, for an error: `find`, `make`, `use` (what make_job gave, a loss), `take` (the
             state), `restore`, `step`.
+        client: What saves; None when the run doesn't.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Run:
     ) -> None:
         self.step, self.stage = 0, "find"
         self._plan, self._write, self._die = plan, write, die or _kill_itself
+        self.client: Client | None = None
         self._reader, self._kept_bytes = LeafReader(), 0
         self._state: MutableMapping[Any, Any] = {}
         self._losses: Iterator[Any] = iter(())
@@ -88,7 +91,7 @@ class Run:
         if self._plan["resume"] is not None and not self._restore(self._plan["resume"]):
             return
         self._see({})
-        client = self._client() if self._plan["cuts"] else None
+        self.client = client = self._client() if self._plan["cuts"] else None
         while self.step < self._plan["steps"]:
             if not self._one_step():
                 self._write(trace.line("ended", step=self.step))
@@ -114,7 +117,7 @@ class Run:
         for part in _changed(self._unseeded):
             del self._unseeded[part]
             self._write(trace.line("unseeded", part=part, step=self.step))
-        edge = any(loader.batch_in_epoch == 0 for loader in loaders_of(self._state))
+        edge = any(map(_is_between_epochs, loaders_of(self._state)))
         self._write(trace.moment_line(Moment(self.step, losses, leaves, self._keep(data), edge)))
 
     def _keep(self, data: memoryview) -> str:
@@ -150,6 +153,14 @@ class Run:
         self.step, self._unseeded = step, {}
         self._write(trace.beside_line(step, look_beside(self._state, self._losses)))
         return True
+
+
+def _is_between_epochs(loader: ResumableLoader) -> bool:
+    """Before an epoch's first batch, or after its last."""
+    try:
+        return loader.batch_in_epoch in (0, len(loader))
+    except TypeError:  # a dataset without a length
+        return loader.batch_in_epoch == 0
 
 
 def _read_global() -> dict[str, Any]:
