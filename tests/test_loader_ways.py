@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import ConcatDataset, DataLoader, IterableDataset
 
 from ckptd import ResumableLoader
 from ckptd.errors import CheckpointWarning, InvalidArgument
+from ckptd.loop.loader_attributes import MAX_HOLDERS
 from loader_trace import SAMPLES, Augmented, assert_exact, loader, plain, position, resume, seed, trace, train
 
 
@@ -162,6 +165,30 @@ def test_a_subclass_with_its_own_iter_is_gone_through_again(workers: int) -> Non
         resumed = resume(make, positions[cut])
         assert list(resumed) == whole[cut + 1 :]
         assert resumed.resumed_by == "refetch: Doubled has its own __iter__"
+
+
+class Part(Augmented):
+    def __init__(self) -> None:
+        self.rng = random.Random(1)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return index, self.rng.random()
+
+
+def test_a_dataset_of_many_parts_is_looked_into() -> None:
+    data = [Part() for _ in range(100)]
+    assert_exact(lambda: loader(ConcatDataset(copy.deepcopy(data)), 30, shuffle=True), steps=6, by="skip")
+
+
+def test_a_dataset_of_too_many_parts_is_said_and_fetched_again() -> None:
+    data = ConcatDataset([Part() for _ in range(MAX_HOLDERS + 1)])
+    with pytest.warns(CheckpointWarning, match="too many to look into"):
+        running = loader(data, 1000)
+    next(iter(running))
+    assert running.resumes_by.startswith("refetch: dataset and samplers hold over")
 
 
 class Stream(IterableDataset[int]):

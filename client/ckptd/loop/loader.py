@@ -52,6 +52,9 @@ class ResumableLoader:
         loader: The DataLoader. Everything but iteration is passed on to it (`len`, `.dataset`, …). It isn't
             changed; iterate over the ResumableLoader only.
 
+    Warns:
+        CheckpointWarning: There are more objects than are looked into (2,048), so generators may be missed.
+
     Raises:
         InvalidArgument: Not a DataLoader; or one that can't be resumed exactly: `in_order=False` with workers; one
             that keeps its own position (a StatefulDataLoader: put it into the state itself) or its own
@@ -71,6 +74,8 @@ class ResumableLoader:
                 "sampler": loader.sampler,
             }
         )
+        if not self._memory.whole:
+            positions.say_not_whole(stacklevel=3)
         self._view: View | None = None
         self._epoch = 0
         self._pass: Pass | None = None  # None: between two epochs
@@ -96,7 +101,9 @@ class ResumableLoader:
     def resumes_by(self) -> str:
         """How a resumed run comes to the present position, and why: "skip: …", "load: …" or "refetch: …"."""
         position = self.state_dict()
-        return str(way_of(self._loader) if position["pass"] is None else way_to(position, self._loader))
+        if position["pass"] is None:
+            return str(self._way())
+        return str(way_to(position, self._loader, self._memory))
 
     @property
     def resumed_by(self) -> str:
@@ -154,6 +161,8 @@ class ResumableLoader:
     def _go_on(self, position: Position) -> Batches:
         resume = Resume(self._loader, self._memory, position, self._batches)
         view, of, batches = resume.go()
+        if self._persistent and self._birth is None:  # The run before had other workers, or none.
+            self._birth, of.birth = of.start, True
         self._view, self._pass, self._resumed_by = view, of, resume.way
         return batches
 
@@ -164,9 +173,12 @@ class ResumableLoader:
             pass
         self._epoch, self._resumed_by = epoch, None
 
+    def _way(self) -> Way:
+        return way_of(self._loader, whole=self._memory.whole)
+
     def _present_view(self) -> View:
         if self._view is None or not self._persistent:
-            self._view = View(self._loader, self._memory, way_of(self._loader))
+            self._view = View(self._loader, self._memory, self._way())
         return self._view
 
     def _batches(self, of: Pass, source: Iterator[Any], view: View) -> Batches:

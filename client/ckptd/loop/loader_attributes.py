@@ -1,9 +1,9 @@
 # ruff: noqa: TID253
 """What the objects around a DataLoader hold: a bounded walk over dataset, samplers, collate_fn and what is in them.
 
-The walk goes through attributes (also slots), small lists, tuples and dicts, closures, partials and bound
-methods; not into tensors, arrays, classes, modules, files, loggers and the like, whose insides are no part of
-what a sample is made of.
+The walk goes through attributes (also slots), lists, tuples and dicts, closures, partials and bound methods; not
+into tensors, arrays, classes, modules, files, loggers and the like, nor into large lists of samples: their
+insides are no part of how a sample is made.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import torch
 
 from ckptd.loop.loader_rng import is_generator
 
-MAX_HOLDERS: Final = 512
+MAX_HOLDERS: Final = 2048
 MAX_ITEMS: Final = 64
+_MAX_MACHINES: Final = 4096
 MAX_TEXT: Final = 4096
 _MAX_MARK_DEPTH: Final = 3
 _SMALL_BYTES: Final = 1024
@@ -64,7 +65,7 @@ class Holder:
     def items(self) -> list[tuple[Any, Any]]:
         of = self.of
         if self._sized:
-            if len(of) > MAX_ITEMS:
+            if len(of) > _MAX_MACHINES:
                 return []
             return list(of.items() if isinstance(of, dict) else enumerate(of))
         if self._function:
@@ -130,15 +131,23 @@ def _below(path: str, value: Any) -> Iterator[Holder]:
         if value.__closure__:
             yield Holder(path, value)
     elif isinstance(value, _SIZED):
-        if isinstance(value, (list, tuple, dict)) and len(value) <= MAX_ITEMS and not _is_plain(value):
+        if isinstance(value, (list, tuple, dict)) and _is_looked_into(value):
             yield Holder(path, value)
     elif _has_insides(kind) and (hasattr(value, "__dict__") or _slots(kind)):
         yield Holder(path, value)
 
 
-def _is_plain(container: Any) -> bool:
-    values = container.values() if isinstance(container, Mapping) else container
-    return all(type(value) in _PLAIN for value in values)
+def _is_looked_into(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> bool:
+    """A small one of objects; a large one if it is of things that make samples, not of samples."""
+    values = container.values() if isinstance(container, dict) else container
+    if len(container) <= MAX_ITEMS:
+        return not all(type(value) in _PLAIN for value in values)
+    first = next(iter(values))
+    if type(first) in _PLAIN or isinstance(first, (*_SIZED, torch.Tensor, np.ndarray, type)):
+        return False
+    return (
+        is_generator(first) or callable(first) or hasattr(first, "__getitem__") or hasattr(first, "__iter__")
+    )
 
 
 def _has_insides(kind: type) -> bool:

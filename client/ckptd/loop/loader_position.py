@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 from torch.utils.data import DataLoader
 
 from ckptd.errors import CheckpointWarning, StateMismatch
+from ckptd.loop.loader_attributes import MAX_HOLDERS
 from ckptd.loop.loader_memory import Memory
 from ckptd.loop.loader_pass import Pass
 from ckptd.loop.loader_way import is_iterable
@@ -83,7 +84,7 @@ def check(position: Any, loader: DataLoader[Any], memory: Memory) -> None:
         StateMismatch: It can't. Nothing was changed.
     """
     _check_form(position)
-    if position["pass"] is not None:
+    if position["pass"] is not None or position["over"] is not None:
         _compare(position["kind"], kind_of(loader))
     memory.check(position["now"])
 
@@ -128,6 +129,16 @@ def say_other_workers(position: Position, loader: DataLoader[Any]) -> None:
             CheckpointWarning,
             stacklevel=4,
         )
+
+
+def say_not_whole(*, stacklevel: int) -> None:
+    """Warn that not all around the loader could be looked into."""
+    warnings.warn(
+        f"dataset and samplers hold over {MAX_HOLDERS} objects, too many to look into: one that draws from a "
+        "generator of its own, or counts, may go on otherwise in a resumed run; the epoch's batches are fetched again",
+        CheckpointWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 def _shape(state: object) -> str:

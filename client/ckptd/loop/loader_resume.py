@@ -24,9 +24,9 @@ _log = logging.getLogger(__name__)
 MakeBatches = Callable[[Pass, Iterator[Any], View], Batches]
 
 
-def way_to(position: Position, loader: DataLoader[Any]) -> Way:
+def way_to(position: Position, loader: DataLoader[Any], memory: Memory) -> Way:
     """How to come to the position: as the loader's kind allows, and as what fetching changes demands."""
-    way, changed = way_of(loader), position["pass"]["changed"]
+    way, changed = way_of(loader, whole=memory.whole), position["pass"]["changed"]
     same_workers = position["kind"].get("workers") == loader.num_workers
     if way.how == "skip" and changed and same_workers:
         return Way(
@@ -52,7 +52,7 @@ class Resume:
         self._position, self._of = position, position["pass"]
         self._same_workers = position["kind"].get("workers") == loader.num_workers
         self._persistent = bool(loader.num_workers and loader.persistent_workers)
-        self.way = way_to(position, loader)
+        self.way = way_to(position, loader, memory)
 
     def go(self) -> tuple[View, Pass, Batches]:
         """The pass, at the position; every generator is left as it was found.

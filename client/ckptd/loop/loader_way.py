@@ -10,6 +10,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 
 from ckptd.errors import InvalidArgument
+from ckptd.loop.loader_attributes import MAX_HOLDERS
 from ckptd.loop.loader_memory import has_state_dict
 
 How = Literal["skip", "load", "refetch"]
@@ -47,8 +48,13 @@ def is_pipe(loader: DataLoader[Any]) -> bool:
     return isinstance(loader.dataset, IterDataPipe)
 
 
-def way_of(loader: DataLoader[Any]) -> Way:
-    """The way for a loader that isn't refused, as far as its kind decides."""
+def way_of(loader: DataLoader[Any], *, whole: bool) -> Way:
+    """The way for a loader that isn't refused, as far as its kind decides.
+
+    Args:
+        loader: The DataLoader.
+        whole: Whether everything it holds could be looked into.
+    """
     if has_own_iter(loader):
         return Way("refetch", f"{type(loader).__qualname__} has its own __iter__")
     if is_iterable(loader):
@@ -57,6 +63,8 @@ def way_of(loader: DataLoader[Any]) -> Way:
         if has_state_dict(loader.dataset) and not is_pipe(loader):
             return Way("load", "the iterable dataset has a state_dict")
         return Way("refetch", "the iterable dataset has no state_dict")
+    if not whole:
+        return Way("refetch", f"dataset and samplers hold over {MAX_HOLDERS} objects, too many to look into")
     return SKIP
 
 
