@@ -27,6 +27,15 @@ def seeing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accumulation._watch, "blind", False)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """So small a model is slower with more, and its sums are those of one number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def model_with(*grads: float | None) -> nn.ParameterList:
     """One parameter of three numbers for each; its gradient is so many times (1, 2, 3)."""
     model = nn.ParameterList([nn.Parameter(torch.ones(3)) for _ in grads])

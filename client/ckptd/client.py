@@ -132,7 +132,9 @@ class Client:
     ) -> Ticket:
         """Take the state as it is now and have it saved; returns as soon as it is copied.
 
-        From then on it survives the death of this process. The state may be changed at once.
+        From then on it survives the death of this process. The state may be changed at once. Gradients that were
+        accumulated since the last optimizer step are in it only when the state has a ckptd.Gradients; that they
+        are left out is a CheckpointWarning, once per client.
 
         Args:
             step: Finished optimizer steps, 0 or more.
@@ -195,7 +197,8 @@ class Client:
 
         Everything is checked before anything is written. Live objects stay the objects they are, on their own
         devices, with their own `requires_grad`; whether a module is compiled or wrapped in DDP makes no
-        difference. Random generators are set last and never change device; a CUDA device whose state the
+        difference. The gradients of what is restored are cleared, unless a ckptd.Gradients in the state restores
+        them. Random generators are set last and never change device; a CUDA device whose state the
         checkpoint lacks keeps its own, and one this host lacks is skipped, both with a warning.
 
         Args:
