@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections import OrderedDict, defaultdict, deque
 from dataclasses import fields, is_dataclass
@@ -51,11 +52,21 @@ def same(a: Any, b: Any) -> bool:
         return a.maxlen == b.maxlen and same(list(a), list(b))
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)):
+        return repr(_generator_state(a)) == repr(_generator_state(b))
     if isinstance(a, Enum):
         return a is b
     if is_dataclass(a):
         return all(same(getattr(a, one.name), getattr(b, one.name)) for one in fields(a))
     return bool(a == b)
+
+
+def _generator_state(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    return value.getstate() if isinstance(value, random.Random) else value.get_state(legacy=False)
 
 
 def _same_dict(a: Any, b: Any) -> bool:

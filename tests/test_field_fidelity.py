@@ -224,6 +224,15 @@ def test_ties_within_and_across_components_are_kept_in_every_sharding(
     assert loaded["model"]["embed.weight"].requires_grad and not loaded["ema"]["w"].requires_grad
 
 
+def test_shards_of_empty_tensors_only_come_back(tmp_path: Path) -> None:
+    state = {
+        "a": {"x": torch.empty(0, 3), "y": torch.empty(2, 0, dtype=torch.int8), "z": np.zeros((0, 2))},
+        "b": torch.ones(1),
+    }
+    for sharding in (Sharding(shards=1), Sharding(shards=3), Sharding(by="round-robin", shards=4)):
+        assert same(through_disk(tmp_path, state, sharding, rng=False), state)
+
+
 def test_ties_of_lazy_views_are_kept_and_lazy_and_plain_ones_stay_apart(tmp_path: Path) -> None:
     base = torch.complex(torch.arange(4.0), torch.ones(4))
     conj, part = base.conj(), base.conj().imag

@@ -21,7 +21,7 @@ from ckptd.errors import CkptdError, CorruptCheckpoint, InvalidArgument, Unknown
 from ckptd.format.archive_check import check_archive, check_head
 from ckptd.format.records import SCHEMA_V1, CheckpointIndex
 from ckptd.format.table_rows import TensorRow, faults_in_files, table_from_bytes
-from ckptd.limits import MAX_INDEX_BYTES
+from ckptd.limits import MAX_INDEX_BYTES, MAX_TABLE_BYTES
 from ckptd.names import INDEX_FILE, META_FILE, SINGLE_FILE, TABLE_FILE
 from ckptd.tensors.loaded_tree import check_tree
 from ckptd.tensors.moving import moved
@@ -225,16 +225,18 @@ def _read_shards(reader: CheckpointReader, rows: tuple[TensorRow, ...]) -> dict[
     }
     if not shards:
         return {}
+    sizes = {shard.path: shard.bytes for shard in reader.index.shards}
     with ThreadPoolExecutor(min(len(shards), len(os.sched_getaffinity(0))), "ckptd-read") as pool:
-        reads = [pool.submit(_read_shard, reader, name, shard) for name, shard in shards.items()]
+        reads = [pool.submit(_read_shard, reader, name, shard, sizes) for name, shard in shards.items()]
         faults = [fault for read in reads if (fault := read.exception()) is not None]
     for fault in sorted(faults, key=lambda fault: not isinstance(fault, CkptdError)):
         raise fault
     return shards
 
 
-def _read_shard(reader: CheckpointReader, name: str, shard: ShardTensors) -> None:
-    head = bytearray(shard.spans[0].offset if shard.spans else 0)
+def _read_shard(reader: CheckpointReader, name: str, shard: ShardTensors, sizes: Mapping[str, int]) -> None:
+    # A shard of empty tensors only has no data: all of it is head.
+    head = bytearray(shard.spans[0].offset if shard.spans else min(sizes[name], MAX_TABLE_BYTES))
     reader.read_into(name, [Span(0, memoryview(head)), *shard.spans] if head else shard.spans)
     check_head(head, f"{reader.path}/{name}")
 
