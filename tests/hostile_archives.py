@@ -117,8 +117,8 @@ def values_that_run(marker: Path) -> dict[str, bytes]:
         "through a rebuild function": call(
             "torch._tensor _rebuild_from_type_v2", b"cposix\nsystem\n", b"ctorch\nTensor\n", b"(" + shell + b"t", b"}"
         ),
-        "as a state_dict's metadata": EMPTY_HOOKS + b"}" + text("_metadata") + system + b"sb",
-        "as a key": b"}" + system + b"K\1s",
+        "as a state_dict's metadata": EMPTY_HOOKS + b"}(" + text("_metadata") + system + b"ub",
+        "as a key": b"}(" + system + b"K\1u",
         "in a set": call("__builtin__ set", b"](" + system + b"e"),
     }  # fmt: skip
 
@@ -131,7 +131,7 @@ def _evil_new(marker: Path) -> EvilNew:
 
 def payload(value: bytes, **fields: bytes) -> bytes:
     """The pickle of a dict as a payload has it, with the value in its model."""
-    items = {"model": b"}" + text("w") + value + b"s", **fields}
+    items = {"model": b"}(" + text("w") + value + b"u", **fields}
     return b"\x80\x02}(" + b"".join(text(name) + opcodes for name, opcodes in items.items()) + b"u."
 
 

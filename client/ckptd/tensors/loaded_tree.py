@@ -17,17 +17,21 @@ def check_tree(payload: Any, where: str) -> None:
         CorruptCheckpoint: More than MAX_TREE_NODES values, each counted as often as it is met, or more than
             MAX_TREE_DEPTH levels.
     """
-    level, count = [payload], 1
+    # By identity: the container, and how often a walk would meet it at this depth. Each is opened once a level.
+    level, count = {id(payload): (payload, 1)}, 1
     for _ in range(MAX_TREE_DEPTH + 2):  # its own dict, and the leaves
-        below: list[Any] = []
-        for container in level:
+        below: dict[int, tuple[Any, int]] = {}
+        for container, times in level.values():
             items = container.values() if isinstance(container, dict) else container
-            count += len(items)
+            count += times * len(items)
             if count > MAX_TREE_NODES:
                 raise CorruptCheckpoint(
                     "unfolds to too many values", where=where, wanted=f"at most {MAX_TREE_NODES}"
                 )
-            below += [item for item in items if isinstance(item, (dict, list, tuple))]
+            for item in items:
+                if isinstance(item, (dict, list, tuple)):
+                    met = below.get(id(item))
+                    below[id(item)] = (item, times if met is None else met[1] + times)
         if not below:
             return
         level = below
