@@ -344,6 +344,7 @@ def uncut(*, zero_before: bool) -> list[Any]:
     return end_of(state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "zero_before", [True, False], ids=["zeroed before backward", "zeroed after the step"]
 )
