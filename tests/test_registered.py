@@ -21,7 +21,7 @@ from torch import nn
 import ckptd
 from ckptd import registered
 from ckptd.errors import CkptdError, CorruptCheckpoint, InvalidArgument, StateMismatch, UnstorableState
-from ckptd.tensors.capture import capture
+from ckptd.tensors.capture import capture, foresee
 from ckptd.tensors.registered_tags import Unbuilt
 from ckptd.tensors.restoring import apply_state
 from ckptd.tensors.tag_reader import decode
@@ -472,6 +472,10 @@ def test_a_live_instance_is_restored_in_place_and_a_frozen_one_replaced_in_its_p
 def test_objects_in_a_registered_instance_are_restored_in_place(tmp_path: Path) -> None:
     ckptd.register_type(Job)
 
+    def fresh() -> Job:
+        model = nn.Linear(500, 500)
+        return Job(model, torch.optim.Adam(model.parameters()))
+
     def job() -> Job:
         model = nn.Linear(2, 2)
         optimizer = torch.optim.Adam(model.parameters())
@@ -480,6 +484,10 @@ def test_objects_in_a_registered_instance_are_restored_in_place(tmp_path: Path) 
         return Job(model, optimizer)
 
     saved, live = {"job": job()}, {"job": job()}
+    assert capture(saved, rng=False).state["job"]["items"][1]["param_groups"][0]["params"] == [
+        "job.model.weight", "job.model.bias",
+    ]  # fmt: skip
+    assert foresee({"job": Job(nn.Linear(500, 500), None)}) + 2_000_000 < foresee({"job": fresh()})
     apply_state(live, through_disk(tmp_path, saved))
     assert torch.equal(live["job"].model.weight, saved["job"].model.weight)
     assert same(live["job"].optimizer.state_dict(), saved["job"].optimizer.state_dict())

@@ -31,6 +31,7 @@ from ckptd.tensors.copying import copy_tensors
 from ckptd.tensors.gradients import Gradients, gradient_bytes_to_come
 from ckptd.tensors.module_names import canonical_state_dict
 from ckptd.tensors.optim import held_optimizer, moment_bytes_to_come, name_parameters, optimizer_to_plain
+from ckptd.tensors.registered_tags import items_below
 from ckptd.tensors.rng import capture_rng_state
 from ckptd.tensors.tensor_rows import TensorRows
 
@@ -118,10 +119,8 @@ def _bytes_to_come(value: torch.optim.Optimizer | Gradients) -> int:
 def _growing(value: Any, depth: int) -> list[torch.optim.Optimizer | Gradients]:
     if isinstance(value, (torch.optim.Optimizer, Gradients)):
         return [value]
-    if depth < MAX_TREE_DEPTH and isinstance(value, (Mapping, list, tuple)):
-        items = value.values() if isinstance(value, Mapping) else value
-        return [found for item in items for found in _growing(item, depth + 1)]
-    return []
+    items = items_below(value) if depth < MAX_TREE_DEPTH else ()
+    return [found for _, item in items for found in _growing(item, depth + 1)]
 
 
 def _check_top(state: Any) -> None:

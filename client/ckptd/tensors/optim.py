@@ -18,6 +18,7 @@ from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.module_names import Canonical
 from ckptd.tensors.optim_storable import check_state
+from ckptd.tensors.registered_tags import items_below
 
 #: Keys of the stored form that torch's own state_dict() doesn't have: each parameter's shape, and for each
 #: parameter the keys of its state that are the parameter itself (a master weight that is the weight).
@@ -56,11 +57,10 @@ def _name_below(value: Any, prefix: str, names: Names, taken: set[str], seen: se
             elif name != names[number]:
                 names.others[number] = (*names.others.get(number, ()), name)
         return
-    if id(value) in seen or not isinstance(value, (Mapping, list, tuple)):
+    if id(value) in seen:
         return
-    seen.add(id(value))
-    items = value.items() if isinstance(value, Mapping) else enumerate(value)
-    for key, item in items:
+    for key, item in items_below(value):
+        seen.add(id(value))
         _name_below(item, f"{prefix}{key}.", names, taken, seen)
 
 

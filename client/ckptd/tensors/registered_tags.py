@@ -212,12 +212,13 @@ def unbuilt_in(value: Any, path: Path) -> Iterator[tuple[Path, Unbuilt]]:
     if isinstance(value, Unbuilt):
         yield path, value
         return
-    for key, item in _items_of(value):
+    for key, item in items_below(value):
         if type(item) not in _LEAVES:
             yield from unbuilt_in(item, (*path, key))
 
 
-def _items_of(value: Any) -> Iterable[tuple[Any, Any]]:
+def items_below(value: Any) -> Iterable[tuple[Any, Any]]:
+    """What a container of a state holds, with its key, index or field; nothing for anything else."""
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, (list, tuple, deque)):
