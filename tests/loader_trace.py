@@ -58,6 +58,27 @@ class WithOwnGenerators(Augmented):
         return (*super().__getitem__(index), *own, self.legacy.random(), self.philox.random(), *moved)
 
 
+class Remembering(Augmented):
+    """Mixes a sample with the noise of the one before: an attribute that is no generator and no number."""
+
+    def __init__(self) -> None:
+        self.previous: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        noise = torch.rand(2)
+        mixed, self.previous = noise + (0 if self.previous is None else self.previous), noise
+        return index, mixed
+
+
+class Seeded(WithOwnGenerators):
+    """In a worker: draws from the worker's seed and number as well."""
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        own = 0.0 if info is None else float(np.random.default_rng(info.seed + index).random())
+        return (*super().__getitem__(index), info.id if info is not None else -1, own)
+
+
 class WithoutTorchs(Augmented):
     """As that, without a torch.Generator, which doesn't reach a spawned process on every system."""
 

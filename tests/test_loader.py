@@ -60,19 +60,6 @@ class Slotted:
         return value + self.rng.random() + self.calls
 
 
-class Remembering(Augmented):
-    """Mixes a sample with the one before: an attribute that is no generator and no number."""
-
-    def __init__(self) -> None:
-        self.previous: Any = None
-
-    def __getitem__(self, index: int) -> Any:
-        noise = torch.rand(2)
-        mixed = noise if self.previous is None else noise + self.previous
-        self.previous = noise
-        return index, mixed
-
-
 class Counted(Augmented):
     """Has a state_dict, a counter and something only the state_dict has."""
 

@@ -131,3 +131,33 @@ def test_an_iterable_dataset_in_persistent_workers_goes_on_without_batches() -> 
         return loader(Sized(), batch=None, num_workers=2, persistent_workers=True)
 
     assert_exact(make, (5, 11, 13), steps=20, ahead=3)
+
+
+@pytest.mark.slow
+def test_persistent_workers_of_an_iterable_dataset_go_on_between_two_epochs() -> None:
+    """Only the whole epoch before leaves them as they were: it is fetched again."""
+
+    def make() -> Any:
+        return loader(Stream(), batch=2, drop_last=True, num_workers=2, persistent_workers=True)
+
+    seed()
+    running = make()
+    for _ in range(2):
+        list(running)
+    cut = position(running)
+    assert (running.epoch, cut[0]["pass"]) == (2, None)
+    whole = list(train(running, 6))
+    resumed = resume(make, cut)
+    again = position(resumed)
+    for one in (resumed, resume(make, again)):
+        assert one.epoch == 2
+    resumed = resume(make, cut)
+    assert list(train(resumed, 6)) == whole
+
+
+@pytest.mark.slow
+def test_torchs_count_of_samples_is_not_confused() -> None:
+    """It warns of more samples than len() said; the greetings of workers are none."""
+    running = loader(Sized(), batch=None, num_workers=2, persistent_workers=True)
+    assert len(running) == SAMPLES
+    assert len(list(running)) == SAMPLES

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from ckptd import ResumableLoader
+from ckptd import ResumableLoader, restore_rng_state
 from ckptd.errors import CheckpointWarning
 from loader_samplers import Eager, Shuffling
 from loader_trace import (
     EPOCH,
+    Remembering,
+    Seeded,
     WithOwnGenerators,
     assert_exact,
     draws,
@@ -35,7 +37,7 @@ def persistent(data: Any = None, workers: int = 2, **options: Any) -> ResumableL
 
 
 KINDS: dict[str, Callable[[], ResumableLoader]] = {
-    "shuffled": lambda: persistent(shuffle=True),
+    "shuffled": lambda: persistent(Seeded(), shuffle=True),
     "own generator, prefetch 1": lambda: persistent(
         shuffle=True, prefetch_factor=1, generator=torch.Generator().manual_seed(3), drop_last=True
     ),
@@ -99,8 +101,6 @@ def test_a_position_restored_into_running_workers_is_taken_over() -> None:
     list(train(running, EPOCH + 1))
     seed(0)
     running.load_state_dict(positions[5][0])
-    from ckptd import restore_rng_state
-
     restore_rng_state(positions[5][1])
     assert list(train(running, 2)) == whole[5:7]
 
@@ -134,8 +134,6 @@ def test_another_number_of_workers_between_two_epochs_is_said() -> None:
 
 
 def test_a_dataset_that_reaches_back_into_an_earlier_epoch_is_said() -> None:
-    from test_loader_workers import Remembering
-
     def make() -> ResumableLoader:
         return persistent(Remembering(), workers=1)
 

@@ -150,9 +150,9 @@ def test_a_position_beyond_the_end_of_the_loader_is_refused_and_leaves_the_gener
     assert repr(capture_rng_state()) == rng
 
 
-def test_a_position_taken_earlier_is_not_changed_by_later_steps() -> None:
-    seed()
-    running = with_all()
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_position_taken_earlier_is_not_changed_by_later_steps(workers: int) -> None:
+    running = loader(WithOwnGenerators(), num_workers=workers)
     batches = iter(running)
     next(batches)
     state = running.state_dict()

@@ -103,30 +103,18 @@ def test_what_is_opened_at_the_first_fetch_and_stays_is_no_reason() -> None:
     assert way(Once(file=None), 1).startswith("refetch")  # whether it stays isn't known yet
 
 
-@pytest.mark.filterwarnings("ignore:fetching changes dataset.last:ckptd.CheckpointWarning")
+@pytest.mark.filterwarnings("ignore:fetching changes dataset.previous:ckptd.CheckpointWarning")
 def test_fetching_again_brings_back_what_the_last_fetch_left() -> None:
-    assert_exact(lambda: loader(Mixing(), shuffle=True), range(1, 4), steps=5)
-
-
-class Mixing(Keeping):
-    """Adds the noise of the sample before."""
-
-    def __init__(self) -> None:
-        self.last: Any = None
-
-    def __getitem__(self, index: int) -> Any:
-        noise = torch.rand(2)
-        mixed, self.last = noise + (0 if self.last is None else self.last), noise
-        return index, mixed
+    assert_exact(lambda: loader(Remembering(), shuffle=True), range(1, 4), steps=5)
 
 
 @pytest.mark.parametrize(("at", "reason"), [(3, "training loop draws"), (5, "earlier epochs")])
 def test_what_fetching_again_may_not_bring_back_is_said(at: int, reason: str) -> None:
     def make() -> ResumableLoader:
-        return loader(Mixing())
+        return loader(Remembering())
 
     _, positions = trace(make, 6)
-    with pytest.warns(CheckpointWarning, match=f"fetching changes dataset.last.*{reason}"):
+    with pytest.warns(CheckpointWarning, match=f"fetching changes dataset.previous.*{reason}"):
         iter(resume(make, positions[at]))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset, get_worker_info
+from torch.utils.data import DataLoader, RandomSampler, Subset
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ckptd import ResumableLoader
@@ -23,6 +23,8 @@ from loader_trace import (
     EPOCH,
     SAMPLES,
     Augmented,
+    Remembering,
+    Seeded,
     WithoutTorchs,
     WithOwnGenerators,
     assert_exact,
@@ -48,15 +50,6 @@ class AtOnce(Augmented):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [(index, indices[0], self.rng.random()) for index in indices]
-
-
-class Seeded(Augmented):
-    """Draws from the worker's seed and number."""
-
-    def __getitem__(self, index: int) -> Any:
-        info = get_worker_info()
-        assert info is not None
-        return index, info.id, float(np.random.default_rng(info.seed + index).random())
 
 
 class Counted:
@@ -141,22 +134,6 @@ def test_a_wrapped_loader_gives_what_the_bare_one_does() -> None:
     wanted = [(plain(batch), draws()) for _ in range(2) for batch in running]
     seed()
     assert list(train(ResumableLoader(bare()), 8)) == wanted
-
-
-class Remembering(Dataset[Any]):
-    """Mixes a sample with the one before: an attribute that is no generator and no number."""
-
-    def __init__(self) -> None:
-        self.previous: Any = None
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> Any:
-        noise = torch.rand(2)
-        mixed = noise if self.previous is None else noise + self.previous
-        self.previous = noise
-        return index, mixed
 
 
 def test_a_dataset_in_workers_that_keeps_something_unrecorded_is_fetched_again() -> None:
