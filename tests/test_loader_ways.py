@@ -16,7 +16,19 @@ from torch.utils.data import ConcatDataset, DataLoader, IterableDataset
 from ckptd import ResumableLoader
 from ckptd.errors import CheckpointWarning, InvalidArgument
 from ckptd.loop.loader_attributes import MAX_HOLDERS
-from loader_trace import SAMPLES, Augmented, assert_exact, loader, plain, position, resume, seed, trace, train
+from loader_trace import (
+    SAMPLES,
+    Augmented,
+    Remembering,
+    assert_exact,
+    loader,
+    plain,
+    position,
+    resume,
+    seed,
+    trace,
+    train,
+)
 
 
 class Keeping(Augmented):
