@@ -105,6 +105,19 @@ def test_a_position_restored_into_running_workers_is_taken_over() -> None:
     assert list(train(running, 2)) == whole[5:7]
 
 
+def test_a_run_cut_between_two_epochs_restored_in_place_goes_on() -> None:
+    make = KINDS["shuffled"]
+    seed()
+    running = make()
+    for _ in running:
+        draws()
+    cut = position(running)
+    whole = list(train(running, 2))
+    running.load_state_dict(cut[0])
+    restore_rng_state(cut[1])
+    assert list(train(running, 2)) == whole
+
+
 def test_the_workers_are_kept_over_epochs_and_give_what_a_bare_loaders_do() -> None:
     def bare() -> DataLoader[Any]:
         return DataLoader(WithOwnGenerators(), 3, shuffle=True, num_workers=2, persistent_workers=True)
