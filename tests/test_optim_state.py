@@ -51,13 +51,11 @@ def test_moments_keep_the_dtype_they_had_whatever_the_parameters_is(
         parameter = nn.Parameter(torch.ones(3, dtype=weights))
         optimizer = Own([parameter])
         if fill:
-            optimizer.state[parameter] = {
-                "m": torch.full((3,), fill).to(moments),
-                "v": torch.full((3,), fill),
-            }
+            optimizer.state[parameter] = {"m": torch.full((3,), fill), "v": torch.full((3,), fill)}
         return parameter, optimizer
 
     parameter, optimizer = build(2.7182818)
+    optimizer.state[parameter]["m"] = optimizer.state[parameter]["m"].to(moments)
     found, _ = again(optimizer, tmp_path, build(9.0 if stepped else 0))
     assert same(found, optimizer.state[parameter])
 
@@ -184,6 +182,14 @@ def test_a_live_tensor_that_cant_take_the_value_is_replaced(live: str, tmp_path:
     assert same(parameter.detach(), torch.arange(4.0))
 
 
+def test_a_leaf_that_learns_isnt_written_into_what_hangs_on_a_graph(tmp_path: Path) -> None:
+    _, optimizer = one(m=torch.arange(4.0).requires_grad_())
+    parameter, live = one(m=torch.zeros(4, requires_grad=True) * 1)
+    found, _ = again(optimizer, tmp_path, (parameter, live))
+    assert same(found["m"], torch.arange(4.0).requires_grad_())
+    assert found["m"].is_leaf
+
+
 @pytest.mark.parametrize("as_it_is", [True, False])
 def test_a_master_weight_that_is_the_parameter_is_it_again(as_it_is: bool, tmp_path: Path) -> None:
     """`p.float()` gives p itself where p is fp32 already."""
@@ -239,6 +245,8 @@ def test_views_without_a_byte_in_common_are_stored(tmp_path: Path) -> None:
 def test_parameters_that_share_memory_are_their_modules_business(tmp_path: Path) -> None:
     flat = torch.arange(8.0)
     optimizer = Own([nn.Parameter(flat[:6]), nn.Parameter(flat[2:])])
+    shared = torch.ones(2)
+    optimizer.state[optimizer.param_groups[0]["params"][0]] = {"m": shared, "v": shared}
     assert capture({"opt": optimizer}).state["opt"]["param_groups"][0]["params"] == ["#0.0", "#0.1"]
 
 
