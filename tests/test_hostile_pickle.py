@@ -86,6 +86,7 @@ def test_a_pickle_that_runs_something_is_refused_in_every_torch_file(
     planted = plant(folder, file, archived(values_that_run(marker)[name]))
     with pytest.raises(CorruptCheckpoint) as refused:
         load(folder)
+    assert not marker.exists()
     assert str(planted) in str(refused.value)
     assert "weights_only=False" not in str(refused.value)
 
@@ -102,6 +103,7 @@ def test_torch_alone_refuses_it_too(
     with pytest.raises(CorruptCheckpoint, match=file), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         load(folder)
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize("name", VALUES)
