@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from ckptd.errors import StateMismatch
 from ckptd.loop.loader_attributes import MAX_HOLDERS
@@ -111,6 +112,15 @@ def test_the_walk_keeps_out_of_what_is_no_state_and_is_bounded() -> None:
     assert memory(of).own() == {"generators": {}, "values": {}, "states": {}}
     assert memory(of).whole
     assert not memory([[Thing() for _ in range(60)] for _ in range(MAX_HOLDERS // 60 + 1)]).whole
+
+
+def test_the_walk_keeps_out_of_models_and_optimizers_that_a_dataset_leads_to() -> None:
+    """Else a position would hold the training's own state a second time."""
+    model = nn.Linear(2, 2)
+    model.rng = random.Random(1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    of = Thing(trainer=Thing(model=model, optimizer=optimizer, loader=DataLoader([1])))
+    assert memory(of).own() == {"generators": {}, "values": {}, "states": {}}
 
 
 def test_plain_attributes_that_changed_are_put_back_and_others_left() -> None:

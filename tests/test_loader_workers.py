@@ -73,6 +73,18 @@ class MadeAtFirstUse(Augmented):
         return index, self.rng.random()
 
 
+class Seldom(Augmented):
+    """Draws from each generator only now and then, so that most batches bring no news of it."""
+
+    def __init__(self) -> None:
+        self.rng, self.seen = random.Random(1), 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.seen += index == 0
+        noise = (random.random(), self.rng.random()) if index < 3 else (float(torch.rand(())), 0.0)
+        return index, *noise, self.seen
+
+
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(99)
 
@@ -86,6 +98,7 @@ KINDS: dict[str, Callable[[], ResumableLoader]] = {
     "a list": lambda: loader(list(range(SAMPLES)), num_workers=2, shuffle=True),
     "replacement": lambda: loader(sampler=RandomSampler(range(9), True, 11, generator()), num_workers=2),
     "collate_fn": lambda: loader(collate_fn=Counted(), num_workers=2, shuffle=True),
+    "seldom": lambda: loader(Seldom(), num_workers=2),
     "made at first use": lambda: loader(MadeAtFirstUse(), num_workers=2, shuffle=True),
 }
 

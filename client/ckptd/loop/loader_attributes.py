@@ -2,7 +2,7 @@
 """What the objects around a DataLoader hold: a bounded walk over dataset, samplers, collate_fn and what is in them.
 
 The walk goes through attributes (also slots), lists, tuples and dicts, closures, partials and bound methods; not
-into tensors, arrays, classes, modules, files, loggers and the like, nor into large lists of samples: their
+into tensors, arrays, models, optimizers, classes, files, loggers and the like, nor into large lists of samples: their
 insides are no part of how a sample is made.
 """
 
@@ -33,11 +33,13 @@ _SIZED: Final = (list, tuple, dict, set, frozenset, collections.deque, bytearray
 #: Top-level packages whose objects are handles or caches, not state of a sample.
 _OPAQUE: Final = frozenset(
     {
-        "_io", "_thread", "asyncio", "concurrent", "datetime", "decimal", "h5py", "io", "lmdb", "logging",
+        "_io", "_thread", "asyncio", "ckptd", "concurrent", "datetime", "decimal", "h5py", "io", "lmdb", "logging",
         "multiprocessing", "pandas", "pathlib", "PIL", "pyarrow", "re", "socket", "sqlite3", "subprocess",
         "tarfile", "threading", "weakref", "zipfile",
     }
 )  # fmt: skip
+
+_TRAINING: Final = ("torch.optim", "torch.amp", "torch.cuda", "torch.distributed")
 
 Mark = Any  #: what tells whether an attribute is still what it was; comparable within one process only
 
@@ -133,7 +135,7 @@ def _below(path: str, value: Any) -> Iterator[Holder]:
     elif isinstance(value, _SIZED):
         if isinstance(value, (list, tuple, dict)) and _is_looked_into(value):
             yield Holder(path, value)
-    elif _has_insides(kind) and (hasattr(value, "__dict__") or _slots(kind)):
+    elif _has_insides(value) and (hasattr(value, "__dict__") or _slots(kind)):
         yield Holder(path, value)
 
 
@@ -150,10 +152,13 @@ def _is_looked_into(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> 
     )
 
 
-def _has_insides(kind: type) -> bool:
-    return not issubclass(kind, (torch.Tensor, np.ndarray, torch.device)) and (
-        kind.__module__.partition(".")[0] not in _OPAQUE
-    )
+def _has_insides(value: Any) -> bool:
+    if isinstance(value, (torch.Tensor, np.ndarray, torch.device, torch.utils.data.DataLoader)):
+        return False
+    if isinstance(value, torch.nn.Module):
+        return next(value.parameters(), None) is None  # a transform; one with parameters is a model
+    module = type(value).__module__
+    return module.partition(".")[0] not in _OPAQUE and not module.startswith(_TRAINING)
 
 
 def _slots(kind: type) -> tuple[str, ...]:
