@@ -105,6 +105,12 @@ def test_a_value_we_never_write_is_refused_at_once(name: str, file: str, tmp_pat
         load(folder)
 
 
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_we_never_write_is_refused_before_torch_is_asked(name: str) -> None:
+    with pytest.raises(CorruptCheckpoint, match="nothing of it was run"):
+        check_archive(torch_zip(payload(VALUES[name]), {"data/0": b"abcd"}), "x", ours=True)
+
+
 #: What a v1 file may hold as well; the sizes are checked all the same, and so is what the walk after it meets.
 V1_TOO = [
     name for name in VALUES if "storage" in name or "unfold" in name or "itself" in name or "stack" in name
@@ -266,6 +272,12 @@ def test_a_container_that_torch_save_never_makes_is_refused(name: str, tmp_path:
         plant(folder, file, content)
         with bounded(), pytest.raises(CorruptCheckpoint, match=file):
             load(folder)
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_a_container_is_refused_before_torch_is_asked(name: str) -> None:
+    with pytest.raises(CorruptCheckpoint, match="not an archive as torch"):
+        read_records(CONTAINERS[name](), "x")
 
 
 def test_the_archives_that_were_changed_are_otherwise_good() -> None:
