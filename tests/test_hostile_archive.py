@@ -188,14 +188,14 @@ def central(data: bytearray, number: int = 0) -> int:
 
 
 def overlapping() -> bytes:
-    """Every record points at the bytes of the first one: small file, any number of copies."""
-    data = bytearray(torch_zip(GOOD, {f"data/{n}": b"abcd" for n in range(3)}))
-    first = central(data, 2)
-    for number in (3, 4):
-        at = central(data, number)
-        data[at + 42 : at + 46] = data[first + 42 : first + 46]
-        local = struct.unpack_from("<I", data, at + 42)[0]
-        data[at + 46 : at + 46 + 8] = data[local + 30 : local + 38]
+    """A record that lies inside another: in a small file, any number of copies of its bytes."""
+    data = bytearray(torch_zip(GOOD, {"data/0": bytes(200), "data/1": b"abcd"}))
+    outer, inner = central(data, 2), central(data, 3)
+    outer_at, inner_at = (struct.unpack_from("<I", data, at + 42)[0] for at in (outer, inner))
+    inside = outer_at + 30 + len("x/data/0") + 8
+    header = data[inner_at : inner_at + 30 + len("x/data/1")]
+    data[inside : inside + len(header)] = header
+    struct.pack_into("<I", data, inner + 42, inside)
     return bytes(data)
 
 
