@@ -143,6 +143,7 @@ def test_everything_is_as_it_was_after_a_save_and_after_a_refused_one(tmp_path: 
     assert globals_now() == generators
 
 
+@pytest.mark.slow
 def test_the_look_notices_what_a_capture_could_spoil() -> None:
     """The test above sees each of these."""
     spoilers = {
