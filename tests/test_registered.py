@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import enum
 import functools
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -25,7 +26,10 @@ from ckptd.tensors.capture import capture, foresee
 from ckptd.tensors.registered_tags import Unbuilt
 from ckptd.tensors.restoring import apply_state
 from ckptd.tensors.tag_reader import decode
+from ckptd_places import places
 from round_trip import LAYOUTS, same, through_disk
+
+__all__ = ["places"]
 
 T = TypeVar("T")
 
@@ -526,8 +530,6 @@ def test_every_refusal_of_the_registry_is_one_of_ours() -> None:
 
 
 def test_registering_needs_no_torch() -> None:
-    import subprocess
-
     script = (
         "import sys, ckptd, enum\nckptd.register_type(enum.Enum('E', 'A'))\nassert 'torch' not in sys.modules"
     )
@@ -537,3 +539,27 @@ def test_registering_needs_no_torch() -> None:
 def test_dataclasses_made_at_run_time_work(tmp_path: Path) -> None:
     made = ckptd.register_type(dataclasses.make_dataclass("Made", ["a", "b"]), name="made")
     assert same(through_disk(tmp_path, {"v": made(1, [2])})["v"], made(1, [2]))
+
+
+@pytest.mark.slow
+def test_through_the_daemon_and_into_a_process_that_knows_no_such_class(places: Path) -> None:
+    for cls in ALL:
+        ckptd.register_type(cls)
+    state = of_all_kinds()
+    with ckptd.Client(places) as client:
+        path = client.snapshot(1, {"s": state}).wait("verified", timeout_s=30).path
+        assert path is not None and same(ckptd.load(path)["s"], state)
+        live: dict[str, Any] = {"s": {"progress": Progress(0)}}
+        assert client.restore(live) is not None
+        assert same(live["s"]["progress"], state["progress"])
+    script = (
+        "import sys, ckptd\n"
+        "s = ckptd.load(sys.argv[1])['s']\n"
+        "print(s['progress'], s['progress'].content['best'], s['tied'][0].content['weights'].tolist(), s['empty'])\n"
+        "assert 'test_registered' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], check=True, timeout=60, capture_output=True, text=True
+    )
+    assert done.stdout.count("isn't registered in this process") == 2
+    assert "0.5 [0.0, 1.0, 2.0]" in done.stdout
