@@ -42,7 +42,15 @@ def start_here(process: Process) -> Trace:
 
 
 def check_here(
-    job: Callable[[], Any], folder: Path, *, steps: int = 8, cuts: Sequence[int] | None = None
-) -> ResumeReport:
+    job: Callable[[], Any], folder: Path, *, steps: int = 8, cuts: Sequence[int] | None = None,
+    started: list[str] | None = None,
+) -> ResumeReport:  # fmt: skip
+    """The report; `started` takes the names of the runs."""
+
+    def start(process: Process) -> Trace:
+        if started is not None:
+            started.append(process.name)
+        return start_here(process)
+
     wanted = None if cuts is None else tuple(cuts)
-    return Check(address_of(job), steps, wanted, 60.0, folder, lambda text: None, start_here).run()
+    return Check(address_of(job), steps, wanted, 60.0, folder, lambda text: None, start).run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -336,7 +337,9 @@ def is_killed_by_another() -> Job:
 
 
 def hangs() -> Job:
-    print(f"pid {os.getpid()}", flush=True)
+    """And it has started something that would outlive it."""
+    stays = subprocess.Popen(["sleep", "600"])
+    print(f"pid {os.getpid()}\npid {stays.pid}", flush=True)
     seed()
     state = build()
 

@@ -36,7 +36,11 @@ def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}").exists()
+    """Whether the process has ended, waited for or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def pids_in(text: str) -> list[int]:
@@ -83,8 +87,9 @@ def test_a_job_that_hangs_is_killed_at_the_bound_and_its_stack_is_shown(temp: Pa
     assert "the uninterrupted run did not end in time: step 1 of 5 after 15 s" in str(caught.value)
     (note,) = caught.value.__notes__
     assert "going to sleep" in note and "jobs_faulty.py" in note and "in losses" in note
-    (pid,) = pids_in(note)
-    assert gone(pid)
+    pids = pids_in(note)
+    assert len(pids) == 2
+    wait_until(lambda: all(map(gone, pids)))  # what the job had started, too
     assert list(temp.iterdir()) == []
 
 
@@ -99,11 +104,11 @@ def test_a_command_that_is_interrupted_ends_its_children_and_leaves_nothing(
     ) as command:  # fmt: skip
         logs = lambda: list(tmp_path.glob("ckptd-check-*/uninterrupted.log"))  # noqa: E731
         wait_until(lambda: any("going to sleep" in log.read_text() for log in logs()), timeout_s=60)
-        (pid,) = pids_in(logs()[0].read_text())
-        assert not gone(pid)
+        pids = pids_in(logs()[0].read_text())
+        assert len(pids) == 2 and not any(map(gone, pids))
         command.send_signal(number)
         assert command.wait(30) == 128 + number
-    assert gone(pid)
+    wait_until(lambda: all(map(gone, pids)))
     assert list(tmp_path.glob("ckptd-*")) == []  # torch makes folders of its own there
 
 

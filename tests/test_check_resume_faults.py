@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+import ckptd
 import jobs_exact
 import jobs_faulty
 from check_here import check_here
 from ckptd.errors import InvalidArgument, JobFailed, UnstorableState
+from ckptd.proof import child
 from ckptd.proof.report import Difference
 
 
@@ -163,7 +165,9 @@ def test_a_draw_from_a_generator_that_was_never_seeded_is_named_with_its_step(tm
 
 
 def test_a_job_that_differs_before_its_first_step_is_not_deterministic(tmp_path: Path) -> None:
-    report = check_here(jobs_faulty.made_without_a_seed, tmp_path)
+    started: list[str] = []
+    report = check_here(jobs_faulty.made_without_a_seed, tmp_path, started=started)
+    assert started == ["uninterrupted", "killed"]  # nothing is resumed that two runs don't agree on
     found = report.first
     assert found is not None and (found.phase, found.step, found.cut) == ("repeat", 0, None)
     assert found.where == "state['model']['weight']" and found.apart.startswith(
@@ -209,3 +213,22 @@ def test_a_job_that_ends_early_is_an_error(tmp_path: Path) -> None:
 def test_a_state_that_cant_be_stored_is_said_by_key_path(tmp_path: Path) -> None:
     with pytest.raises(UnstorableState, match=r"state\['function'\]"):
         check_here(jobs_faulty.cant_be_stored, tmp_path)
+
+
+def test_before_the_restore_every_global_generator_is_set_to_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    class Looks(child.Client):
+        def restore(self, state: Any, **how: Any) -> Any:
+            seen.append(ckptd.capture_rng_state())
+            return super().restore(state, **how)
+
+    monkeypatch.setattr(child, "Client", Looks)
+    assert check_here(jobs_exact.make_job, tmp_path, cuts=[2]).exact
+    jobs_exact.make_job()
+    made = ckptd.capture_rng_state()
+    (found,) = seen
+    assert found["python"] != made["python"] and found["numpy"] != made["numpy"]
+    assert not torch.equal(found["torch"], made["torch"])

@@ -135,6 +135,16 @@ def test_looking_beside_runs_no_code_of_the_users_and_ends_where_objects_hold_ea
     assert found["rude.count in losses()"] == "3" and found["ring['n'] in losses()"] == "1"
 
 
+def test_looking_beside_ends_where_an_object_holds_nothing_but_itself() -> None:
+    ring: list[Any] = []
+    ring.append(ring)
+
+    def losses() -> Iterator[Any]:
+        yield ring
+
+    assert looked({}, losses()) == {}
+
+
 def test_a_huge_object_is_looked_at_within_bounds() -> None:
     huge = [[{"k": [number]} for number in range(300)] for _ in range(300)]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy
@@ -26,6 +28,7 @@ from ckptd.tensors.tags import MARKER
 _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _LONG: Final = 16  # a list of more numbers than this is one value
 _TEXT: Final = 120
+_PARALLEL_BYTES: Final = 32 * 1024 * 1024
 _WITH_KEYS: Final = frozenset({"dict", "odict", "defaultdict", "counter"})
 
 
@@ -81,7 +84,7 @@ class _Walk:
     def __init__(self, captured: Captured, data: memoryview) -> None:
         self.leaves: dict[str, Leaf] = {}
         self._rows, self._data = captured.tensors, data
-        self._hashes: dict[int, str] = {}
+        self._hashes = _hashes_of(captured, data)
 
     def visit_items(self, items: Any, path: Path) -> None:
         for key, item in items:
@@ -136,12 +139,20 @@ class _Walk:
         row = self._rows[index]
         owner = index if row.alias_of is None else row.alias_of
         value = None if row.shape else number(row.dtype, self._data[row.offset : row.offset + row.nbytes])
-        if owner not in self._hashes:
-            whole = self._rows[owner]
-            self._hashes[owner] = _hash(self._data[whole.offset : whole.offset + whole.nbytes])
         text = _look(row) if value is None else f"{row.dtype} {value!r}"
         tie = "" if owner == index else f", tied to {keypath.show(self._rows[owner].path)}"
         return Leaf(text + tie, self._hashes[owner], row.dtype, row.offset, row.nbytes)
+
+
+def _hashes_of(captured: Captured, data: memoryview) -> dict[int, str]:
+    """Row → hash, of the rows that aren't aliases; in parallel where that is worth it (hashing frees the GIL)."""
+    owners = [index for index, row in enumerate(captured.tensors) if row.alias_of is None]
+    rows = [captured.tensors[index] for index in owners]
+    pieces = (data[row.offset : row.offset + row.nbytes] for row in rows)
+    if captured.data_bytes < _PARALLEL_BYTES:
+        return dict(zip(owners, map(_hash, pieces), strict=True))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "ckptd-hash") as pool:
+        return dict(zip(owners, pool.map(_hash, pieces), strict=True))
 
 
 def _look(row: TensorSpec) -> str:
@@ -176,7 +187,7 @@ def hash_of(tensor: torch.Tensor) -> str:
 
 
 def _hash(data: bytes | memoryview) -> str:
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def _spell(value: Any) -> str:
