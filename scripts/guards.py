@@ -116,7 +116,12 @@ def failed_tests(report: str) -> set[str]:
 
 def judge(guard: Guard, code: int, report: str) -> tuple[str, str]:
     """Whether every test of the guard failed by itself, and what is to say if not."""
-    errors = re.findall(r"^ERROR (.*)$", report, re.MULTILINE)
+    # A test that failed may have an error in its teardown too; any other means that it never came to its point.
+    errors = [
+        error
+        for error in re.findall(r"^ERROR (.*)$", report, re.MULTILINE)
+        if error.partition("[")[0].partition(" ")[0] not in failed_tests(report)
+    ]
     if code not in (0, TESTS_FAILED) or errors:
         return "broken", f"exit code {code}: {'; '.join(errors[:3]) or report.strip()[-300:]}"
     survivors = [test for test in guard.tests if test not in failed_tests(report)]
@@ -135,10 +140,11 @@ class Copy:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(tree / name, target)
 
-    def run(self, tests: Iterable[str]) -> tuple[int, str]:
+    def run(self, tests: Iterable[str], *, tracebacks: str = "no") -> tuple[int, str]:
         """Exit code and report of pytest over these tests."""
         report = self._folder / "guards-report.txt"
-        process = _PYTESTS.Process(target=_pytest, args=(self._folder, report, list(dict.fromkeys(tests))))
+        each_once = list(dict.fromkeys(tests))
+        process = _PYTESTS.Process(target=_pytest, args=(self._folder, report, each_once, tracebacks))
         process.start()
         process.join(TIMEOUT_S)
         if process.exitcode is None:
@@ -167,7 +173,7 @@ _PYTESTS = multiprocessing.get_context("forkserver")
 _PYTESTS.set_forkserver_preload(["torch", "numpy", "pytest"])
 
 
-def _pytest(folder: Path, report: Path, tests: list[str]) -> None:
+def _pytest(folder: Path, report: Path, tests: list[str], tracebacks: str) -> None:
     """Run pytest in a copy, as a process of its own, with the copy's packages in place of the installed ones."""
     with report.open("w") as file:
         os.dup2(file.fileno(), 1)
@@ -177,10 +183,11 @@ def _pytest(folder: Path, report: Path, tests: list[str]) -> None:
     sys.path[:0] = sources
     # No bytecode: a file changed twice within a second would be taken for the one before.
     sys.dont_write_bytecode = True
+    multiprocessing.set_start_method(None, force=True)  # what a test starts, it starts as everywhere
     os.environ |= {"PYTHONPATH": os.pathsep.join(sources), "PYTHONDONTWRITEBYTECODE": "1"}
     import pytest
 
-    code = pytest.main(["-rfE", "--tb=no", "--no-header", "-p", "no:cacheprovider", *tests])
+    code = pytest.main(["-rfE", f"--tb={tracebacks}", "--no-header", "-p", "no:cacheprovider", *tests])
     foreign = [
         module.__file__
         for name, module in list(sys.modules.items())
@@ -203,7 +210,7 @@ def _files_of(tree: Path) -> list[str]:
 
 def untouched_faults(copy: Copy, guards: Sequence[Guard]) -> str:
     """What fails although nothing was removed: such a test proves nothing. Empty when all pass."""
-    code, report = copy.run(test for guard in guards for test in guard.tests)
+    code, report = copy.run((test for guard in guards for test in guard.tests), tracebacks="short")
     return "" if code == 0 else report[-3000:]
 
 
