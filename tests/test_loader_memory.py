@@ -114,6 +114,7 @@ def test_the_walk_keeps_out_of_what_is_no_state_and_is_bounded() -> None:
     assert not memory([[Thing() for _ in range(60)] for _ in range(MAX_HOLDERS // 60 + 1)]).whole
 
 
+@pytest.mark.slow
 def test_the_walk_keeps_out_of_models_and_optimizers_that_a_dataset_leads_to() -> None:
     """Else a position would hold the training's own state a second time."""
     model = nn.Linear(2, 2)
