@@ -9,7 +9,7 @@ import ckptd
 
 WITHOUT_TORCH = {
     "CkptdError", "CheckpointWarning", "Cadence", "Resumed", "Sharding", "Ticket", "TrainState",
-    "atomic_write_json", "latest_valid", "verify",
+    "atomic_write_json", "check_resume", "latest_valid", "register_type", "verify",
 }  # fmt: skip
 
 

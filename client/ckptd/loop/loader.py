@@ -25,6 +25,9 @@ from ckptd.loop.loader_position import Position
 from ckptd.loop.loader_resume import Resume, way_to
 from ckptd.loop.loader_view import View
 from ckptd.loop.loader_way import Way, refuse_inexact, way_of
+from ckptd.tensors.torch_support import check_torch
+
+check_torch()
 
 
 class ResumableLoader:
