@@ -154,6 +154,22 @@ def test_the_example_of_the_docstring_runs_as_a_script_and_is_exact(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_the_command_that_readme_recipe_and_page_name_proves_the_example(tmp_path: Path) -> None:
+    pages = ("README.md", "docs/resuming.md", "outputs/skill-checkpoint-save-resume.md")
+    texts = [(TESTS.parent / page).read_text("utf-8") for page in pages]
+    named = [re.findall(r"`ckptd check-resume ([^`]+)`", text) for text in texts]
+    assert named == [[" ".join(["train.py:make_job", "--steps", "20"])]] * len(pages)
+    (tmp_path / "train.py").write_text(
+        "import ckptd, torch\nfrom torch.utils.data import DataLoader\n\n"
+        f"data = torch.linspace(-1, 1, 40).reshape(10, 4)\n\n{example()}\n"
+    )
+    done = subprocess.run(
+        [*CLI, *named[0][0].split()], cwd=tmp_path, capture_output=True, text=True, timeout=110
+    )
+    assert (done.returncode, done.stdout[:5]) == (0, "EXACT"), done.stdout + done.stderr
+
+
+@pytest.mark.slow
 def test_a_job_that_gives_no_pair_is_a_wrong_argument(temp: Path) -> None:
     with pytest.raises(InvalidArgument, match=re.escape("make_job() must return (state, losses): dict")):
         ckptd.check_resume(jobs_faulty.gives_no_pair, steps=5)

@@ -18,6 +18,7 @@ __all__ = ["places"]
 
 HERE = Path(__file__).parent.parent
 README = (HERE / "README.md").read_text("utf-8")
+RESUMING = (HERE / "docs" / "resuming.md").read_text("utf-8")
 RECIPE = (HERE / "outputs" / "skill-checkpoint-save-resume.md").read_text("utf-8")
 
 #: What the snippets take for granted: a model and what belongs to it, tiny.
@@ -119,3 +120,15 @@ def test_the_snippet_of_a_training_loop_trains_saves_and_resumes(
             assert done.stdout.strip() == expected
     finally:
         end_daemon(tmp_path / "checkpoints")
+
+
+@pytest.mark.slow
+def test_the_snippet_of_the_page_on_resuming_runs(tmp_path: Path) -> None:
+    (snippet,) = blocks(RESUMING, "python")
+    script = tmp_path / "script.py"
+    script.write_text(snippet, "utf-8")
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "one").is_dir()
