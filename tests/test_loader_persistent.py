@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,9 @@ from ckptd import ResumableLoader, restore_rng_state
 from ckptd.errors import CheckpointWarning
 from loader_samplers import Eager, Shuffling
 from loader_trace import (
+    BATCH,
     EPOCH,
+    SAMPLES,
     Remembering,
     Seeded,
     WithOwnGenerators,
@@ -36,12 +38,24 @@ def persistent(data: Any = None, workers: int = 2, **options: Any) -> ResumableL
     return loader(data, num_workers=workers, persistent_workers=True, **options)
 
 
+class EagerBatches:
+    """A batch sampler that draws the order when its iterator is made, before torch seeds the workers."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(SAMPLES).tolist()
+        return iter([order[at : at + BATCH] for at in range(0, SAMPLES, BATCH)])
+
+    def __len__(self) -> int:
+        return EPOCH
+
+
 KINDS: dict[str, Callable[[], ResumableLoader]] = {
     "shuffled": lambda: persistent(Seeded(), shuffle=True),
     "own generator, prefetch 1": lambda: persistent(
         shuffle=True, prefetch_factor=1, generator=torch.Generator().manual_seed(3), drop_last=True
     ),
     "eager sampler": lambda: persistent(sampler=Eager(), workers=1),
+    "eager batch sampler": lambda: persistent(Seeded(), batch=1, batch_sampler=EagerBatches()),
     "sampler with a state_dict": lambda: persistent(sampler=Shuffling()),
 }
 

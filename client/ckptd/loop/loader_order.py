@@ -20,8 +20,8 @@ class Beginning:
         greetings: Tasks for the workers that come before the first batch, dealt out in turn.
         skip: Batches to leave out.
         first: The generators to set before the first step; None to leave them as they are, and note them.
-        rewind: The memory to put back before the sampler's `iter()`, which then waits for the first step;
-            None to call it when torch does.
+        rewind: The memory to put back before the first step, for the sampler's `iter()` to be called once more;
+            None to take the steps of the one that torch calls.
     """
 
     of: Pass
@@ -60,7 +60,8 @@ class Steps(Iterator[Any]):
     def __init__(self, order: Order, beginning: Beginning) -> None:
         self._order, self._beginning = order, beginning
         self._greetings = beginning.greetings
-        self._indices: Iterator[Any] | None = None if beginning.rewind else iter(order.sampler)
+        # With rewind too, though only ready() takes its steps: it may draw here, before torch seeds the workers.
+        self._indices: Iterator[Any] = iter(order.sampler)
         self._ready = False
 
     def __next__(self) -> Any:
@@ -74,11 +75,11 @@ class Steps(Iterator[Any]):
     def ready(self) -> Iterator[Any]:
         """The sampler's iterator, at the position."""
         begin, memory = self._beginning, self._order.memory
-        if self._indices is None:
-            memory.put(begin.rewind or {})
-            self._indices = iter(self._order.sampler)
         if not self._ready:
             self._ready = True
+            if begin.rewind is not None:
+                memory.put(begin.rewind)
+                self._indices = iter(self._order.sampler)
             if begin.first is None:
                 begin.of.first = memory.draws()
             else:
