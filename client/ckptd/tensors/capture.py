@@ -131,11 +131,9 @@ def _check_top(state: Any) -> None:
     for name in state:
         if isinstance(name, str) and name in RESERVED_NAMES:
             raise UnstorableState(
-                "a reserved name",
-                where=keypath.show((name,)),
-                wanted=f"none of {', '.join(sorted(RESERVED_NAMES))}",
+                "a reserved name", where=keypath.show((name,)), wanted=f"none of {', '.join(sorted(RESERVED_NAMES))}",
                 todo="rename the component (RNG and step are stored by themselves)",
-            )
+            )  # fmt: skip
 
 
 class _Walker:
@@ -147,6 +145,7 @@ class _Walker:
         self._names: dict[int, str] | None = None
         self._open: set[int] = set()
         self._depth = 0
+        self._giver: Path | None = None  # of the object whose state_dict() is being stored
 
     def store(self, value: Any, path: Path) -> Any:
         kind = type(value)
@@ -214,11 +213,8 @@ class _Walker:
         name = str(value).removeprefix("torch.")
         if name not in DTYPE_NAMES:
             raise UnstorableState(
-                "a dtype that no archive names",
-                where=keypath.show(path),
-                seen=str(value),
-                todo="store str(value)",
-            )
+                "a dtype that no archive names", where=keypath.show(path), seen=str(value), todo="store str(value)"
+            )  # fmt: skip
         return DtypeValue(name)
 
     def _store_device(self, value: torch.device, path: Path) -> Any:
@@ -226,11 +222,7 @@ class _Walker:
 
     def _store_other(self, value: Any, path: Path) -> Any:
         if has_state_dict(value):
-            if held_optimizer(value) is not None:
-                return self._store_optimizer(value, path)
-            is_module = isinstance(value, torch.nn.Module)
-            call = partial(canonical_state_dict, value) if is_module else value.state_dict
-            return self.store(_state_dict_of(value, call, path), path)
+            return self._store_object(value, path)
         tagged = tags.encode(value, path, self.store)
         if tagged is None:
             raise UnstorableState(
@@ -238,12 +230,26 @@ class _Walker:
             )
         return tagged
 
-    def _store_optimizer(self, value: Any, path: Path) -> Any:
-        """Of an optimizer, or of an object that wraps one and gives its state."""
-        if self._names is None:
-            self._names = name_parameters(self._state)
-        names = self._names
-        return self.store(_state_dict_of(value, lambda: optimizer_to_plain(value, names, path), path), path)
+    def _store_object(self, value: Any, path: Path) -> Any:
+        if self._giver is not None:  # its load_state_dict() would get a dict where this was
+            raise UnstorableState(
+                "an object with a state of its own inside what a state_dict() returned", where=keypath.show(path),
+                seen=f"{tags.type_name(value)}, given by {keypath.show(self._giver)}", wanted="plain data and tensors",
+                todo="put it into the state as a component of its own and leave it out of state_dict()",
+            )  # fmt: skip
+        given = _state_dict_of(value, partial(self._given_by, value, path), path)
+        self._giver = path
+        try:
+            return self.store(given, path)
+        finally:
+            self._giver = None
+
+    def _given_by(self, value: Any, path: Path) -> Any:
+        if held_optimizer(value) is not None:  # an optimizer, or an object that wraps one and gives its state
+            if self._names is None:
+                self._names = name_parameters(self._state)
+            return optimizer_to_plain(value, self._names, path)
+        return canonical_state_dict(value) if isinstance(value, torch.nn.Module) else value.state_dict()
 
 
 _HANDLERS: Final[dict[type, Callable[[_Walker, Any, Path], Any]]] = {
