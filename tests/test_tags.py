@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.optim.swa_utils import SWALR
 
 from ckptd.errors import CorruptCheckpoint, UnstorableState, UnsupportedTorch
 from ckptd.tensors import tags
+from ckptd.tensors.capture import capture
 from ckptd.tensors.tag_reader import GeneratorElsewhere, decode
 from ckptd.tensors.torch_support import DTYPE_BY_NAME, check_torch
 from round_trip import same
@@ -56,6 +58,9 @@ HOSTILE: list[Any] = [
     {"__ckptd__": "numpy-generator", "bit_generator": "default_rng", "state": {}},
     {"__ckptd__": "numpy-generator", "bit_generator": "PCG64", "state": {}},
     {"__ckptd__": "python-random", "state": (3, (1, 2), None)},
+    {"__ckptd__": "torch-function", "name": "SWALR.__init__"},
+    {"__ckptd__": "torch-function", "name": "os.system"},
+    {"__ckptd__": "torch-function", "name": []},
     {"__ckptd__": "deque", "items": [], "maxlen": "x"},
     {"__ckptd__": "frozenset", "items": [[]]},
     {"__ckptd__": "bytearray", "data": "x"},
@@ -96,6 +101,25 @@ def test_encoding_and_decoding_are_inverse_by_themselves() -> None:
     assert tags.encode(5, ()) is None
     with pytest.raises(UnstorableState, match=r"state\['x'\]"):
         tags.encode(np.array([None]), ("x",))
+
+
+@pytest.mark.parametrize("name", ["_cosine_anneal", "_linear_anneal"])
+def test_the_function_that_an_old_torchs_swalr_keeps_in_its_state_dict_comes_back(name: str) -> None:
+    function = getattr(SWALR, name)
+    state = {"anneal_func": function, "anneal_epochs": 3}  # torch 2.6; newer ones keep the strategy's name
+    stored = capture({"swa": state}).state["swa"]
+    assert stored["anneal_func"] == {"__ckptd__": "torch-function", "name": f"SWALR.{name}"}
+    assert decode(stored)["anneal_func"] is function
+
+
+def test_no_other_function_is_stored_though_its_name_is_that_of_one() -> None:
+    def _cosine_anneal(t: float) -> float:
+        return t
+
+    _cosine_anneal.__qualname__ = "SWALR._cosine_anneal"
+    assert tags.encode(_cosine_anneal, ()) is None
+    with pytest.raises(UnstorableState, match=r"state\['f'\]"):
+        capture({"f": _cosine_anneal})
 
 
 def test_decoding_keeps_metadata_and_order() -> None:

@@ -14,7 +14,8 @@ import torch
 
 from ckptd.errors import CorruptCheckpoint
 from ckptd.tensors.registered_tags import decode_registered
-from ckptd.tensors.tags import BIT_GENERATORS, FACTORIES, MARKER, is_namedtuple
+from ckptd.tensors.seed_sequence import seed_from_plain
+from ckptd.tensors.tags import BIT_GENERATORS, FACTORIES, FUNCTIONS, MARKER, is_namedtuple
 
 
 def decode(plain: Any) -> Any:
@@ -131,11 +132,12 @@ def _decode_numpy_generator(tag: dict[str, Any]) -> Any:
     name = tag["bit_generator"]
     if name not in BIT_GENERATORS:
         raise ValueError(f"bit generator {name!r}")
-    bits = getattr(numpy.random, name)()
+    kind = getattr(numpy.random, name)
     if tag[MARKER] == "numpy-generator":
+        bits = kind(seed_from_plain(tag.get("seed")))
         bits.state = tag["state"]
         return numpy.random.Generator(bits)
-    state = numpy.random.RandomState(bits)
+    state = numpy.random.RandomState(kind())
     state.set_state(tag["state"])
     return state
 
@@ -163,6 +165,7 @@ _DECODERS: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {
     "numpy-random-state": _decode_numpy_generator,
     "python-random": _decode_python_random,
     "range": lambda tag: range(tag["start"], tag["stop"], tag["step"]),
+    "torch-function": lambda tag: FUNCTIONS[tag["name"]],
     "dataclass": lambda tag: decode_registered(tag, "dataclass", decode),
     "enum": lambda tag: decode_registered(tag, "enum", decode),
 }

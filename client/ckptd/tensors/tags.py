@@ -16,8 +16,10 @@ Decoding builds only the types named here, imports nothing and runs no code that
 | numpy-scalar | dtype, data (bytes) |
 | torch-generator | device, state (bytes) |
 | numpy-generator, numpy-random-state | bit_generator, state (a dict of plain values) |
+| numpy-generator also | seed, where it is known: see `ckptd.tensors.seed_sequence` |
 | python-random | state |
 | range | start, stop, step |
+| torch-function | name, one of FUNCTIONS |
 | dataclass, enum | see `ckptd.tensors.registered_tags` |
 """
 
@@ -26,10 +28,12 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType
 from typing import Any, Final, TypeAlias
 
 import numpy
 import torch
+from torch.optim.swa_utils import SWALR
 
 from ckptd.errors import UnstorableState
 from ckptd.snapshot import keypath
@@ -37,6 +41,7 @@ from ckptd.snapshot.keypath import Path
 from ckptd.tensors.advice import advice_for_key
 from ckptd.tensors.registered_tags import encode_registered
 from ckptd.tensors.rng import plain_numpy
+from ckptd.tensors.seed_sequence import seed_to_plain
 
 MARKER: Final = "__ckptd__"
 
@@ -47,6 +52,13 @@ FACTORIES: Final[dict[str, type]] = {
     kind.__name__: kind for kind in (list, dict, set, int, float, str, bytes, bool, tuple)
 }
 BIT_GENERATORS: Final = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
+
+#: What torch puts into a state itself: up to 2.6 at least, SWALR.state_dict() holds the one of these that it anneals by.
+FUNCTIONS: Final[dict[str, Any]] = {
+    f"SWALR.{name}": vars(SWALR)[name].__func__
+    for name in ("_cosine_anneal", "_linear_anneal")
+    if name in vars(SWALR)
+}
 
 
 def encode(value: Any, path: Path, walk: Walk | None = None) -> dict[str, Any] | None:
@@ -241,18 +253,25 @@ def _encode_numpy_generator(value: Any, path: Path, walk: Walk) -> dict[str, Any
             seen=str(state["bit_generator"])[:80],
             wanted=f"one of {', '.join(BIT_GENERATORS)}",
         )
-    return {MARKER: kind, "bit_generator": state["bit_generator"], "state": plain_numpy(state)}
+    tagged = {MARKER: kind, "bit_generator": state["bit_generator"], "state": plain_numpy(state)}
+    seed = seed_to_plain(value.bit_generator) if isinstance(value, numpy.random.Generator) else None
+    return tagged if seed is None else {**tagged, "seed": seed}
 
 
 def _encode_python_random(value: random.Random, path: Path, walk: Walk) -> dict[str, Any]:
     return {MARKER: "python-random", "state": value.getstate()}
 
 
+def _encode_function(value: FunctionType, path: Path, walk: Walk) -> dict[str, Any] | None:
+    name = next((name for name, function in FUNCTIONS.items() if function is value), None)
+    return None if name is None else {MARKER: "torch-function", "name": name}
+
+
 def _encode_range(value: range, path: Path, walk: Walk) -> dict[str, Any]:
     return {MARKER: "range", "start": value.start, "stop": value.stop, "step": value.step}
 
 
-_ENCODERS: Final[dict[type, Callable[[Any, Path, Walk], dict[str, Any]]]] = {
+_ENCODERS: Final[dict[type, Callable[[Any, Path, Walk], dict[str, Any] | None]]] = {
     defaultdict: _encode_defaultdict,
     Counter: _encode_counter,
     frozenset: _encode_frozenset,
@@ -264,4 +283,5 @@ _ENCODERS: Final[dict[type, Callable[[Any, Path, Walk], dict[str, Any]]]] = {
     numpy.random.RandomState: _encode_numpy_generator,
     random.Random: _encode_python_random,
     range: _encode_range,
+    FunctionType: _encode_function,
 }
