@@ -48,8 +48,9 @@ def requirements() -> list[str]:
 
 
 def runtime() -> list[str]:
-    """cudart and cupti as this torch wants them: by themselves, or as extras of cuda-toolkit."""
-    wanted = []
+    """What goes in without its own requirements: torchdata, and cudart and cupti as this torch wants them."""
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    wanted = [t for t in project["optional-dependencies"]["dev"] if Requirement(t).name == "torchdata"]
     for each in torch_requirements():
         if re.match(r"nvidia-cuda-(runtime|cupti)", each.name):
             wanted.append(f"{each.name}{each.specifier}")
