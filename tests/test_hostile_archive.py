@@ -280,6 +280,17 @@ def test_a_container_is_refused_before_torch_is_asked(name: str) -> None:
         read_records(CONTAINERS[name](), "x")
 
 
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_torch_is_asked_for_no_such_container_of_format_v1(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_single(tmp_path / "one")
+    plant(folder, "ckpt.pt", CONTAINERS[name]())
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch was given the file"))
+    with pytest.raises(CorruptCheckpoint, match=r"ckpt\.pt"):
+        load(folder)
+
+
 def test_the_archives_that_were_changed_are_otherwise_good() -> None:
     """Or each would be refused for what it has in common with the others."""
     check_archive(good(), "x", ours=True)
