@@ -13,6 +13,7 @@ import torch
 from ckptd.errors import CheckpointWarning
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
+from ckptd.tensors.seed_sequence import continue_spawning
 from ckptd.tensors.tag_reader import GeneratorElsewhere
 from ckptd.tensors.tags import type_name
 
@@ -38,15 +39,28 @@ def state_of(value: Any) -> Any:
     return value.get_state(legacy=False) if isinstance(value, numpy.random.RandomState) else value.getstate()
 
 
-def set_generator(live: Any, stored: Any) -> None:
+def set_generator(live: Any, stored: Any, path: Path) -> None:
+    """Let live go on where stored stood. Warns when a NumPy Generator will spawn other children."""
     if isinstance(live, torch.Generator):
         live.set_state(stored.get_state())
     elif isinstance(live, numpy.random.Generator):
         live.bit_generator.state = stored.bit_generator.state
+        if not continue_spawning(live.bit_generator, stored.bit_generator.seed_seq):
+            _say_other_children(path)
     elif isinstance(live, numpy.random.RandomState):
         live.set_state(stored.get_state(legacy=False))
     else:
         live.setstate(stored.getstate())
+
+
+def _say_other_children(path: Path) -> None:
+    warnings.warn(
+        f"{keypath.show(path)}: its draws go on, but spawn() doesn't: it will give other generators than in the run "
+        "that was saved, because this one is of another seed, or has spawned more; make it with the same seed, and "
+        "restore before it spawns (from NumPy 2.0 on neither is needed)",
+        CheckpointWarning,
+        stacklevel=3,
+    )
 
 
 def skip_generator(live: Any, stored: GeneratorElsewhere, path: Path) -> Any:

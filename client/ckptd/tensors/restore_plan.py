@@ -149,7 +149,7 @@ class Planner:
             return self.found.wrong_kind(live, stored, path)
 
         def write() -> Any:
-            set_generator(live, stored)
+            set_generator(live, stored, path)
             return live
 
         return write
