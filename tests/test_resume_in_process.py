@@ -195,6 +195,7 @@ SCHEDULES: dict[str, Schedule] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # by SequentialLR itself in torch 2.6
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_goes_on_with_the_same_rates(name: str, tmp_path: Path) -> None:

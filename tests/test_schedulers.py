@@ -26,6 +26,7 @@ def test_every_schedule_of_this_torch_is_swept() -> None:
     assert len(shipped()) >= 16
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")  # by SequentialLR itself in torch 2.6
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "name"), MADE, ids=[f"{kind.__name__} {name}".strip() for kind, name in MADE]
