@@ -1,10 +1,10 @@
 # ruff: noqa: TID253
-"""Restoring plain data in place: dicts, lists, tuples, sets, arrays; what they hold is planned one by one."""
+"""Restoring plain data in place: dicts, lists, tuples, deques, sets, arrays; what they hold is planned one by one."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy
@@ -32,11 +32,13 @@ def plan_data(found: Findings, plan: Plan, live: Any, stored: Any, path: Path) -
         return _dict(found, plan, live, stored, path)
     if isinstance(live, list):
         return _list(found, plan, live, stored, path)
+    if isinstance(live, deque):
+        return _deque(found, plan, live, stored, path)
     if isinstance(live, tuple):
         return _tuple(found, plan, live, stored, path)
     if isinstance(live, numpy.ndarray):
         return _array(found, live, stored, path)
-    if isinstance(live, (set, deque, bytearray)):
+    if isinstance(live, (set, bytearray)):
         return _refill(found, live, stored, path)
     return _constant(stored)
 
@@ -65,22 +67,44 @@ def _dict(found: Findings, plan: Plan, live: MutableMapping[Any, Any], stored: A
 def _list(found: Findings, plan: Plan, live: list[Any], stored: Any, path: Path) -> Write:
     if not isinstance(stored, list):
         return found.wrong_kind(live, stored, path)
-    if IMMUTABLE_SCALARS.issuperset(map(type, live)):
-        writes = [_constant(value) for value in stored] if len(stored) < 64 else None
-    else:
-        for index in range(len(stored), len(live)):
-            if holds_live(live[index]):
-                found.missing_at((*path, index))
-        writes = [
-            plan(live[index], value, (*path, index)) if index < len(live) else _constant(value)
-            for index, value in enumerate(stored)
-        ]
+    writes = _items(found, plan, live, stored, path)
 
     def write() -> Any:
         live[:] = stored if writes is None else [write() for write in writes]
         return live
 
     return write
+
+
+def _deque(found: Findings, plan: Plan, live: deque[Any], stored: Any, path: Path) -> Write:
+    if type(stored) is not type(live):
+        return found.wrong_kind(live, stored, path)
+    writes = _items(found, plan, list(live), stored, path)
+
+    def write() -> Any:
+        items = stored if writes is None else [write() for write in writes]
+        if live.maxlen != stored.maxlen:  # which can't be changed in place
+            return deque(items, stored.maxlen)
+        live.clear()
+        live.extend(items)
+        return live
+
+    return write
+
+
+def _items(
+    found: Findings, plan: Plan, live: list[Any], stored: Sequence[Any], path: Path
+) -> list[Write] | None:
+    """A write for each stored item, by position; None where all are taken as they are stored."""
+    if IMMUTABLE_SCALARS.issuperset(map(type, live)):
+        return [_constant(value) for value in stored] if len(stored) < 64 else None
+    for index in range(len(stored), len(live)):
+        if holds_live(live[index]):
+            found.missing_at((*path, index))
+    return [
+        plan(live[index], value, (*path, index)) if index < len(live) else _constant(value)
+        for index, value in enumerate(stored)
+    ]
 
 
 def _tuple(found: Findings, plan: Plan, live: tuple[Any, ...], stored: Any, path: Path) -> Write:
@@ -101,8 +125,6 @@ def _tuple(found: Findings, plan: Plan, live: tuple[Any, ...], stored: Any, path
 def _refill(found: Findings, live: Any, stored: Any, path: Path) -> Write:
     if type(stored) is not type(live):
         return found.wrong_kind(live, stored, path)
-    if isinstance(live, deque) and live.maxlen != stored.maxlen:
-        return _constant(stored)
 
     def write() -> Any:
         live.clear()
@@ -138,7 +160,7 @@ def holds_live(value: Any, depth: int = 0) -> bool:
         return True
     if depth >= 100:
         return False
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return any(holds_live(item, depth + 1) for item in value)
     items = value if isinstance(value, Mapping) else fields_of(value) or {}
     return any(holds_live(item, depth + 1) for item in items.values())
