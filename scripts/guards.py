@@ -1,10 +1,10 @@
 """Prove that tests bite: remove one guard at a time from a copy of the tree and see the named tests fail.
 
-The list is scripts/guards.toml, one table each:
+The lists are scripts/guards.d/NOUN.toml, one table each:
 
     [[guard]]
-    name = "rng-captured-first"     # unique
-    case = "21"                     # field cases, free text
+    name = "rng-captured-first"     # unique in all lists
+    case = "21"                     # a field case, or the topic in a word
     file = "client/ckptd/…"         # the file that has the guard
     old = "…"                       # its text, found exactly once in that file
     new = "…"                       # the same without the guard
@@ -33,7 +33,7 @@ from queue import SimpleQueue
 from typing import Any
 
 TREE = Path(__file__).resolve().parent.parent
-LIST = Path(__file__).resolve().with_suffix(".toml")
+LISTS = Path(__file__).resolve().with_suffix(".d")
 KEYS = ("name", "case", "file", "old", "new", "tests")
 TIMEOUT_S = 300
 TESTS_FAILED = 1  # pytest's exit code; others say that it didn't get so far
@@ -41,13 +41,14 @@ WRONG_TREE = 70
 
 
 class BadList(Exception):
-    """The list can't be used."""
+    """A list can't be used."""
 
 
 @dataclass(frozen=True)
 class Guard:
-    """One entry of the list."""
+    """One entry of a list."""
 
+    noun: str
     name: str
     case: str
     file: str
@@ -80,23 +81,27 @@ class Outcome:
         return self.word == "killed"
 
 
-def read_guards(path: Path) -> list[Guard]:
-    """The list.
+def read_guards(folder: Path) -> list[Guard]:
+    """What the lists in this folder have.
 
     Raises:
         BadList: A key is missing, unknown or of another type, or a name comes twice.
     """
-    rows = tomllib.loads(path.read_text(encoding="utf-8")).get("guard", [])
-    guards = [_guard(row, number) for number, row in enumerate(rows, 1)]
+    guards = [guard for path in sorted(folder.glob("*.toml")) for guard in _read(path)]
     names = [guard.name for guard in guards]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
-        raise BadList(f"twice in the list: {', '.join(sorted(twice))}")
+        raise BadList(f"twice in the lists: {', '.join(sorted(twice))}")
     return guards
 
 
-def _guard(row: dict[str, Any], number: int) -> Guard:
-    where = f"guard {number} ({row.get('name', 'no name')})"
+def _read(path: Path) -> list[Guard]:
+    rows = tomllib.loads(path.read_text(encoding="utf-8")).get("guard", [])
+    return [_guard(row, path.stem, number) for number, row in enumerate(rows, 1)]
+
+
+def _guard(row: dict[str, Any], noun: str, number: int) -> Guard:
+    where = f"guard {number} of {noun} ({row.get('name', 'no name')})"
     if set(row) != set(KEYS):
         raise BadList(f"{where} has the keys {sorted(row)}, wanted {sorted(KEYS)}")
     texts = [row[key] for key in KEYS if key != "tests"]
@@ -105,7 +110,7 @@ def _guard(row: dict[str, Any], number: int) -> Guard:
         raise BadList(f"{where}: all are strings but tests, a list of one or more")
     if row["old"] == row["new"] or not row["old"]:
         raise BadList(f"{where}: nothing would change")
-    return Guard(*texts, tuple(tests))
+    return Guard(noun, *texts, tuple(tests))
 
 
 def failed_tests(report: str) -> set[str]:
@@ -239,23 +244,25 @@ def _line(guard: Guard, outcome: Outcome) -> str:
 
 
 def _chosen(guards: list[Guard], names: Sequence[str]) -> list[Guard]:
-    unknown = set(names) - {guard.name for guard in guards}
+    unknown = set(names) - {name for guard in guards for name in (guard.name, guard.noun)}
     if unknown:
-        raise BadList(f"not in the list: {', '.join(sorted(unknown))}")
-    return [guard for guard in guards if not names or guard.name in names]
+        raise BadList(f"not in the lists: {', '.join(sorted(unknown))}")
+    return [guard for guard in guards if not names or guard.name in names or guard.noun in names]
 
 
-def main(argv: Sequence[str] | None = None, *, tree: Path = TREE, path: Path = LIST) -> int:
-    """0: each guard is proven; 1: one isn't; 2: the list can't be used."""
+def main(argv: Sequence[str] | None = None, *, tree: Path = TREE, lists: Path = LISTS) -> int:
+    """0: each guard is proven; 1: one isn't; 2: a list can't be used."""
     parser = argparse.ArgumentParser(prog="scripts/guards", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="guards to try (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="guards, or lists by their noun, to try (default: all)"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="how many at once (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="print the names and leave")
     args = parser.parse_args(argv)
     try:
-        guards = _chosen(read_guards(path), args.names)
+        guards = _chosen(read_guards(lists), args.names)
         if args.list:
-            print(*(f"{guard.case:10}  {guard.name}" for guard in guards), sep="\n")
+            print(*(f"{guard.noun:10}  {guard.case:10}  {guard.name}" for guard in guards), sep="\n")
             return 0
         return _run(guards, tree, max(1, args.jobs))
     except BadList as error:
