@@ -81,5 +81,12 @@ def same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
     if (a.dtype, a.shape, a.requires_grad) != (b.dtype, b.shape, b.requires_grad):
         return False
     bits = BITS_BY_ITEMSIZE[a.itemsize]
-    a, b = (each.detach().resolve_conj().resolve_neg() for each in (a, b))
+    a, b = (_resolved(each.detach()) for each in (a, b))
     return a.contiguous().view(bits).tolist() == b.contiguous().view(bits).tolist() if a.numel() else True
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_conj() and str(tensor.dtype) == "torch.bcomplex32":  # torch 2.15 can't resolve it
+        parts = torch.stack((tensor.real, tensor.imag.resolve_neg()), -1)
+        return parts.view(tensor.dtype).squeeze(-1)
+    return tensor.resolve_conj().resolve_neg()

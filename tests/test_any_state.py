@@ -19,7 +19,7 @@ from ckptd.tensors.capture import capture
 from ckptd.tensors.restoring import apply_state
 from round_trip import same, through_disk
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:ComplexHalf")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:ComplexHalf|BComplex32")]
 
 #: How many states to try in a search that isn't the same at every run; unset, the same 150 are tried each time.
 EXAMPLES = os.environ.get("CKPTD_ANY_STATE_EXAMPLES")

@@ -417,7 +417,7 @@ def bits_of(dtype: torch.dtype) -> torch.Tensor:
     return raw[torch.randperm(raw.numel(), generator=torch.Generator().manual_seed(0))].view(dtype)
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.filterwarnings("ignore:ComplexHalf|BComplex32")
 @pytest.mark.parametrize("name", DTYPES)
 def test_every_dtype_keeps_its_bits_or_is_refused(name: str, tmp_path: Path) -> None:
     dtype = getattr(torch, name.removeprefix("torch."))

@@ -115,7 +115,7 @@ def odd_tensor(dtype: torch.dtype) -> torch.Tensor:
         return torch._empty_affine_quantized([8], scale=1.0, zero_point=0, dtype=dtype)
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.filterwarnings("ignore:ComplexHalf|BComplex32")
 @pytest.mark.parametrize("sharding", LAYOUTS, ids=LAYOUT_IDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_of_this_torch_in_every_layout_works_or_is_refused(
@@ -665,7 +665,7 @@ def test_a_refused_state_reaches_no_daemon_and_the_next_one_does(places: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.filterwarnings("ignore:ComplexHalf|BComplex32")
 @pytest.mark.parametrize(
     "sharding", [Sharding(), Sharding(by="param-group", shards=3)], ids=["single", "sharded"]
 )

@@ -151,8 +151,18 @@ def _describe(tensor: torch.Tensor) -> str:
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor without lazy conjugation or negation: its bytes are its values."""
     if tensor.is_conj():
-        tensor = tensor.resolve_conj()
+        try:
+            tensor = tensor.resolve_conj()
+        except NotImplementedError:  # bcomplex32 in the first torch that has it
+            tensor = _conjugated(tensor.conj())
     return tensor.resolve_neg() if tensor.is_neg() else tensor
+
+
+def _conjugated(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the sign of each imaginary part flipped."""
+    copy = tensor.clone()
+    torch.view_as_real(copy)[..., 1].neg_()
+    return copy
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
