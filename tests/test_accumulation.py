@@ -24,8 +24,9 @@ from ckptd.tensors.accumulation import accumulated_in
 
 @pytest.fixture(autouse=True)
 def seeing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No compiled step of another test makes it blind."""
+    """No compiled step of another test makes it blind, and no optimizers of theirs are more than it renews."""
     monkeypatch.setattr(accumulation._watch, "blind", False)
+    monkeypatch.setattr(accumulation._watch, "_stepped", {})
 
 
 Loop = Callable[[], tuple[dict[str, Any], Callable[[], None]]]
