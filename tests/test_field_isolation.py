@@ -399,7 +399,7 @@ class Raises(Live):
         raise RuntimeError("not now")
 
 
-class RaisesBelow(Live):
+class GivesAnObject(Live):
     def state_dict(self) -> dict[str, Any]:
         return {"inner": [Raises()]}
 
@@ -418,7 +418,16 @@ def test_what_cant_be_stored_is_refused_by_key_path_and_later_good_ones_work(
     with slow_writer(root) as (_, client), (tmp_path / "open").open("w") as file:
         bad = {
             "state_dict raises": (Raises(), "state['run']['x']", "RuntimeError: not now"),
-            "it raises below": (RaisesBelow(), "state['run']['x']['inner'][0]", "RuntimeError: not now"),
+            "it raises below": (
+                {"inner": [Raises()]},
+                "state['run']['x']['inner'][0]",
+                "RuntimeError: not now",
+            ),
+            "object in a state_dict": (
+                GivesAnObject(),
+                "state['run']['x']['inner'][0]",
+                "plain data and tensors",
+            ),
             "lambda": ([1, lambda: 1], "state['run']['x'][1]", "function"),
             "lambda in a state_dict": (GivesAFunction(), "state['run']['x']['hook']", "function"),
             "open file": ({"f": file}, "state['run']['x']['f']", "TextIOWrapper"),
