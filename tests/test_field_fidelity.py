@@ -33,7 +33,7 @@ import ckptd
 from ckptd.errors import UnstorableState
 from ckptd.format import storage_types
 from ckptd.snapshot.descriptor import Sharding
-from ckptd.tensors.capture import capture
+from ckptd.tensors.capture import capture, copy_into
 from ckptd.tensors.restoring import apply_state
 from ckptd_places import places
 from round_trip import LAYOUT_IDS, LAYOUTS, same, same_tensor, through_disk
@@ -249,6 +249,27 @@ def test_shards_of_empty_tensors_only_come_back(tmp_path: Path) -> None:
     }
     for sharding in (Sharding(shards=1), Sharding(shards=3), Sharding(by="round-robin", shards=4)):
         assert same(through_disk(tmp_path, state, sharding, rng=False), state)
+
+
+def test_a_conjugate_view_that_torch_itself_cant_resolve_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.15 can't for bcomplex32."""
+
+    def cannot(_: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError("conj_cpu")
+
+    base = torch.tensor([[1 + 2j, 3 - 4j, -0j], [complex("nan"), complex(1, -0.0), 1j]])
+    state = {"x": [base, base.conj(), base.conj().t(), base[:, ::2].conj()]}
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "resolve_conj", cannot)
+        captured = capture(state)
+        held = np.empty(captured.data_bytes, np.uint8)
+        copy_into(captured, held)
+    assert base[0, 0] == 1 + 2j
+    usual = capture(state)
+    wanted = np.empty(usual.data_bytes, np.uint8)
+    copy_into(usual, wanted)
+    assert captured.tensors == usual.tensors
+    assert held.tobytes() == wanted.tobytes()
 
 
 def test_ties_of_lazy_views_are_kept_and_lazy_and_plain_ones_stay_apart(tmp_path: Path) -> None:
