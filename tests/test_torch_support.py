@@ -2,15 +2,40 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import ckptd
+import ckptd.errors
 
-WITHOUT_TORCH = {
-    "CkptdError", "CheckpointWarning", "Cadence", "Resumed", "Sharding", "Ticket", "TrainState",
-    "atomic_write_json", "check_resume", "latest_valid", "register_type", "verify",
+ERRORS = {
+    name for name, value in vars(ckptd.errors).items()
+    if isinstance(value, type) and value.__module__ == "ckptd.errors"
 }  # fmt: skip
+WITHOUT_TORCH = ERRORS | {
+    "Cadence", "Resumed", "Sharding", "Ticket", "TrainState", "atomic_write_json", "check_resume", "latest_valid",
+    "register_type", "verify",
+}  # fmt: skip
+
+
+def test_every_class_of_errors_has_its_name_in_the_package_and_costs_no_torch() -> None:
+    assert {"StateMismatch", "RestoreFailed", "CorruptCheckpoint", "NothingThere", "JobFailed"} < ERRORS
+    assert set(ckptd.__all__) > ERRORS
+    assert all(getattr(ckptd, name) is getattr(ckptd.errors, name) for name in ERRORS)
+    program = "import sys, ckptd; ckptd.StateMismatch; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_the_errors_by_their_names_in_the_package(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    file = tmp_path / "uses.py"
+    file.write_text("import ckptd\n" + "".join(f"reveal_type(ckptd.{name})\n" for name in sorted(ERRORS)))
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(f"ckptd.errors.{name}" in done.stdout for name in ERRORS), done.stdout
 
 
 @pytest.mark.slow

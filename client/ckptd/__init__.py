@@ -9,13 +9,14 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from ckptd import errors as _errors
+
 if TYPE_CHECKING:
     from ckptd.client import Client as Client
     from ckptd.disk.durable import atomic_write_json as atomic_write_json
     from ckptd.disk.series import latest_valid as latest_valid
     from ckptd.disk.verification import verify as verify
-    from ckptd.errors import CheckpointWarning as CheckpointWarning
-    from ckptd.errors import CkptdError as CkptdError
+    from ckptd.errors import *  # noqa: F403 - every class of it, as below
     from ckptd.link.resume import Resumed as Resumed
     from ckptd.link.ticket import Ticket as Ticket
     from ckptd.loop.cadence import Cadence as Cadence
@@ -49,8 +50,6 @@ _WHERE = {
     "check_resume": "ckptd.proof.checking",
     "Gradients": "ckptd.tensors.gradients",
     "Sharding": "ckptd.snapshot.descriptor",
-    "CkptdError": "ckptd.errors",
-    "CheckpointWarning": "ckptd.errors",
     "atomic_save": "ckptd.tensors.atomic",
     "atomic_write_json": "ckptd.disk.durable",
     "capture_rng_state": "ckptd.tensors.rng",
@@ -60,6 +59,12 @@ _WHERE = {
     "save": "ckptd.tensors.saving",
     "verify": "ckptd.disk.verification",
     "migrate_v1_to_v2": "ckptd.tensors.migrate",
+}
+_SAID = (_errors.CkptdError, _errors.CheckpointWarning)
+_WHERE |= {
+    name: "ckptd.errors"
+    for name, value in vars(_errors).items()
+    if isinstance(value, type) and issubclass(value, _SAID)
 }
 
 __all__ = ["__version__", *_WHERE]  # noqa: PLE0604 - names are served by __getattr__
