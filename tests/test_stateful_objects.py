@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 import ckptd
 from ckptd.errors import InvalidArgument, StateMismatch, UnstorableState
@@ -265,28 +265,139 @@ def test_a_sampler_with_a_state_of_its_own_goes_on_between_epochs(tmp_path: Path
     assert list(live["samplers"][0]) == list(sampler)
 
 
-def stateful_loader(**options: Any) -> Any:
+def stateful_loader(
+    dataset: Any = None, batch_size: int | None = 4, *, kind: type | None = None, **options: Any
+) -> Any:
+    """torchdata's loader, or another kind, over dataset; over shuffled numbers by default."""
     torchdata = pytest.importorskip(
         "torchdata.stateful_dataloader", reason="torchdata isn't installed: pip install torchdata"
     )
+    if dataset is None:
+        dataset, options = Numbers(), {"shuffle": True, **options}
     with warnings.catch_warnings():  # torchdata 0.11 calls a function that torch 2.13 deprecates
         warnings.filterwarnings("ignore", message=".*set_vital.*")
-        return torchdata.StatefulDataLoader(Numbers(), 4, shuffle=True, **options)
+        return (kind or torchdata.StatefulDataLoader)(dataset, batch_size, **options)
 
 
 def batches(loader: Any, count: int) -> list[Any]:
     found: list[Any] = []
     while len(found) < count:
         for ids, values in loader:
-            found.append((ids.tolist(), values.tolist(), random.random()))
+            found.append((torch.as_tensor(ids).tolist(), torch.as_tensor(values).tolist(), random.random()))
             if len(found) == count:
                 break
     return found
 
 
-def test_torchdatas_loader_is_refused_inside_ours_as_it_keeps_its_own_position() -> None:
-    with pytest.raises(InvalidArgument, match="StatefulDataLoader"):
-        ckptd.ResumableLoader(stateful_loader())
+class Counted(Numbers):
+    """Has a state, which torchdata's loader asks for in each worker."""
+
+    def __init__(self) -> None:
+        self.count, self.rng = 0, np.random.default_rng(3)
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        self.count += 1
+        return index, super().__getitem__(index)[1] + self.count + self.rng.random()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "rng": self.rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count, self.rng.bit_generator.state = state["count"], state["rng"]
+
+
+class Flow(IterableDataset[tuple[int, float]]):
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        worker = get_worker_info()
+        numbers = Numbers()
+        return map(
+            numbers.__getitem__, range(worker.id if worker else 0, 14, worker.num_workers if worker else 1)
+        )
+
+
+def own_generator() -> torch.Generator:
+    return torch.Generator().manual_seed(random.randrange(99))
+
+
+STATEFUL: dict[str, Callable[[int], Any]] = {
+    "global generator": lambda workers: stateful_loader(num_workers=workers),
+    "own generator": lambda workers: stateful_loader(num_workers=workers, generator=own_generator()),
+    "in order": lambda workers: stateful_loader(Numbers(), 4, num_workers=workers),
+    "dataset with a state": lambda workers: stateful_loader(Counted(), 4, num_workers=workers),
+    "sampler with a state": lambda workers: stateful_loader(
+        Numbers(), 4, sampler=Weighted(), num_workers=workers
+    ),
+    "iterable": lambda workers: stateful_loader(Flow(), 4, num_workers=workers),
+    "no batches": lambda workers: stateful_loader(Numbers(), None, num_workers=workers),
+    "snapshots": lambda workers: stateful_loader(
+        num_workers=workers, snapshot_every_n_steps=3, drop_last=True
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_torchdatas_loader_inside_ours_is_exact_at_every_cut_and_cut_twice(
+    kind: str, workers: int, tmp_path: Path
+) -> None:
+    def make() -> Any:
+        return ckptd.ResumableLoader(STATEFUL[kind](workers))
+
+    seed(1)
+    whole = batches(make(), 10)
+    for cut in range(9) if kind.endswith("generator") else (0, 2, 4, 5, 8):
+        seed(1)
+        batches(first := make(), cut)
+        for at, name in ((cut, "once"), (cut + 1, "twice")):
+            path = ckptd.save(tmp_path / f"{cut} {name}", {"loader": first}, step=at)
+            del first
+            seed(99)
+            first = make()
+            apply_state({"loader": first}, ckptd.load(path))
+            rest = batches(first, 1 if name == "once" else 10 - at)
+            assert rest == whole[at : at + len(rest)], (cut, name)
+            assert first.resumed_by in ("", "refetch: StatefulDataLoader has its own __iter__")
+
+
+def test_torchs_and_torchdatas_loader_dont_take_each_others_position_in_an_epoch() -> None:
+    kinds = (None, DataLoader)
+    for before, after in (kinds, kinds[::-1]):
+        first = ckptd.ResumableLoader(stateful_loader(Numbers(), 4, kind=before))
+        second = ckptd.ResumableLoader(stateful_loader(Numbers(), 4, kind=after))
+        batches(first, 2)
+        with pytest.raises(
+            StateMismatch, match=r"in the middle of an epoch .* another __iter__.*StatefulDataLoader"
+        ):
+            second.load_state_dict(first.state_dict())
+        list(first)
+        second.load_state_dict(first.state_dict())
+
+
+def test_torchdatas_loader_with_persistent_workers_is_refused_inside_ours() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"persistent_workers.*StatefulDataLoader.*use a plain DataLoader"
+    ):
+        ckptd.ResumableLoader(stateful_loader(num_workers=1, persistent_workers=True))
+
+
+def test_torchdatas_loader_that_was_given_a_position_or_asked_for_it_is_refused_inside_ours() -> None:
+    asked, given = stateful_loader(), stateful_loader()
+    given.load_state_dict(asked.state_dict())
+    for loader in (asked, given):
+        with pytest.raises(InvalidArgument, match="given a position, or asked for it"):
+            ckptd.ResumableLoader(loader)
+    list(given)
+    ckptd.ResumableLoader(given)  # between two epochs there is none
+
+
+def test_a_loader_that_keeps_a_position_of_its_own_beside_torchdatas_is_refused_inside_ours() -> None:
+    class Own(type(stateful_loader())):  # type: ignore[misc]
+        def state_dict(self) -> Any:
+            return {"epoch": 1, **super().state_dict()}
+
+    with pytest.raises(InvalidArgument, match=r"keeps its own position.*use a plain DataLoader"):
+        ckptd.ResumableLoader(stateful_loader(kind=Own))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -60,8 +60,8 @@ class ResumableLoader:
 
     Raises:
         InvalidArgument: Not a DataLoader; or one that can't be resumed exactly: `in_order=False` with workers; one
-            that keeps its own position (a StatefulDataLoader: put it into the state itself) or its own
-            iterator over epochs; persistent workers with a DataPipe or a subclass that has its own `__iter__`.
+            that keeps its own position (torchdata's StatefulDataLoader is taken; its own state isn't used) or
+            its own iterator over epochs; persistent workers with a DataPipe or a subclass that has its own `__iter__`.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:

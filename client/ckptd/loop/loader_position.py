@@ -13,7 +13,7 @@ from ckptd.errors import CheckpointWarning, StateMismatch
 from ckptd.loop.loader_attributes import MAX_HOLDERS
 from ckptd.loop.loader_memory import Memory
 from ckptd.loop.loader_pass import Pass
-from ckptd.loop.loader_way import is_iterable
+from ckptd.loop.loader_way import has_own_iter, is_iterable
 
 Position: TypeAlias = dict[str, Any]
 
@@ -34,6 +34,7 @@ _WANTED: Final = {
     "length": "length",
     "sampler": "sampler",
     "dataset": "kind of dataset",
+    "iter": "__iter__",
 }
 
 
@@ -46,6 +47,7 @@ def kind_of(loader: DataLoader[Any]) -> dict[str, Any]:
         "length": _length(loader),
         "sampler": _sampler(loader),
         "dataset": "iterable" if is_iterable(loader) else "map",
+        "iter": type(loader).__qualname__ if has_own_iter(loader) else "",
     }
 
 
@@ -110,11 +112,12 @@ def _check_keys(value: Mapping[str, Any], wanted: Mapping[str, Any], where: str)
 
 
 def _compare(stored: Mapping[str, Any], live: Mapping[str, Any]) -> None:
+    stored = {"iter": live["iter"], **stored}  # older positions lack it
     for name, said in _WANTED.items():
         if stored.get(name) != live[name]:
             raise StateMismatch(
                 f"the checkpoint is in the middle of an epoch of a loader with another {said}",
-                where=f"loader.{name}", seen=str(live[name]), wanted=str(stored.get(name)),
+                where=f"loader.{name}", seen=str(live[name] or None), wanted=str(stored.get(name) or None),
                 todo="give the DataLoader the checkpoint's value, or restore without the loader",
             )  # fmt: skip
 

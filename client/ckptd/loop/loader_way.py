@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Final, Literal, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -38,6 +39,15 @@ SKIP: Final = Way("skip", "the order and every generator are known without fetch
 def has_own_iter(loader: DataLoader[Any]) -> bool:
     """Whether its class decides itself what iterating over it means."""
     return type(loader).__iter__ is not DataLoader.__iter__
+
+
+def is_torchdatas(loader: DataLoader[Any]) -> bool:
+    """Whether it is a StatefulDataLoader: what it yields is decided by what it holds, as with torch's, and not by
+    the position that it keeps, as long as none was loaded."""
+    torchdata = sys.modules.get("torchdata.stateful_dataloader")  # not imported: then nothing is of it
+    kind, own = getattr(torchdata, "StatefulDataLoader", None), type(loader)
+    methods = ("__iter__", "_get_iterator", "state_dict", "load_state_dict")
+    return kind is not None and all(getattr(own, name) is getattr(kind, name) for name in methods)
 
 
 def is_iterable(loader: DataLoader[Any]) -> bool:
@@ -81,10 +91,10 @@ def refuse_inexact(loader: Any) -> None:
             seen=type(loader).__name__,
             wanted="torch.utils.data.DataLoader",
         )
-    if has_state_dict(loader):
+    if has_state_dict(loader) and not is_torchdatas(loader):
         raise InvalidArgument(
             "a loader that keeps its own position", where="loader", seen=type(loader).__qualname__,
-            todo="put it into the state itself, without ResumableLoader",
+            todo="use a plain DataLoader, or put it into the state itself, where it is as exact as it is by itself",
         )  # fmt: skip
     fault = _fault(loader)
     if fault is not None:
@@ -106,11 +116,17 @@ def _fault(loader: DataLoader[Any]) -> tuple[str, str, str] | None:
                 f"{type(loader).__qualname__} keeps an iterator over epochs, whose position is out of reach",
                 "use a DataLoader with persistent_workers=True",
             )
+    if is_torchdatas(loader) and (loader.next_iter_state or loader._initial_iter_for_state_dict):  # type: ignore[attr-defined]
+        return (
+            "loader",
+            f"{type(loader).__qualname__}, which was given a position, or asked for it, before its first epoch",
+            "leave that to ResumableLoader",
+        )
     if loader.persistent_workers and (has_own_iter(loader) or is_pipe(loader)):
         kind = type(loader) if has_own_iter(loader) else type(loader.dataset)
         return (
             "persistent_workers",
             f"True, and {kind.__qualname__} has its own __iter__: its workers' generators are out of reach",
-            "make the DataLoader with persistent_workers=False",
+            f"{'use a plain DataLoader, or ' * is_torchdatas(loader)}make the DataLoader with persistent_workers=False",
         )
     return None
