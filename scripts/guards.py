@@ -203,6 +203,9 @@ def _pytest(folder: Path, report: Path, tests: list[str], tracebacks: str) -> No
         print(f"tests ran with {foreign[0]}, not with the copy")
         code = WRONG_TREE
     sys.stdout.flush()
+    for left in multiprocessing.active_children():
+        left.kill()  # a worker of a DataLoader that a failed test's traceback holds would wait for its reader for ever
+        left.join()
     os._exit(code)
 
 

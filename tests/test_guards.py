@@ -142,6 +142,27 @@ def test_a_guard_that_isnt_proven_is_said_and_fails(
     assert word in said
 
 
+@pytest.mark.slow
+def test_a_process_that_a_failed_test_leaves_is_ended(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    code, said = run(
+        tree(
+            tmp_path / "tree",
+            ENTRY,
+            "import multiprocessing, pathlib, time\n"
+            "    child = multiprocessing.get_context('fork').Process(target=time.sleep, args=(80,), daemon=True)\n"
+            "    child.start()\n"
+            f"    pathlib.Path({str(left)!r}).open('a').write(f'{{child.pid}} ')\n"
+            "    assert small(2, 1) == 1",
+        ),
+        timeout_s=60,
+    )
+    assert code == 0, said
+    pids = left.read_text().split()
+    assert len(pids) == 2
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
 @pytest.mark.parametrize(
     ("listed", "said"),
     [
