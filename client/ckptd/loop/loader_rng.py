@@ -9,12 +9,16 @@ read in some ten microseconds. A worker reads them after each batch.
 from __future__ import annotations
 
 import random
+import warnings
 from array import array
 from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
+
+from ckptd.errors import CheckpointWarning
+from ckptd.tensors.seed_sequence import continue_spawning, seed_from_plain, seed_to_plain
 
 OwnGenerator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 GeneratorState: TypeAlias = list[
@@ -36,7 +40,7 @@ def read_generator(generator: OwnGenerator) -> GeneratorState:
         return ["torch", generator.device.type, generator.get_state().numpy().tobytes()]
     if isinstance(generator, np.random.Generator):
         state = generator.bit_generator.state
-        return ["numpy", state["bit_generator"], _plain(state)]
+        return ["numpy", state["bit_generator"], _plain(state), seed_to_plain(generator.bit_generator)]
     if isinstance(generator, np.random.RandomState):
         return _legacy(generator.get_state(legacy=False))
     return _python(generator.getstate())
@@ -48,10 +52,25 @@ def set_generator(generator: OwnGenerator, state: GeneratorState) -> None:
         generator.set_state(_tensor(state[2]))
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = _with_arrays(state[2])
+        _spawn_on(generator.bit_generator, _seed_of(state))
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(_with_arrays(state[2]))
     else:
         generator.setstate(_python_tuple(state))
+
+
+def _seed_of(state: GeneratorState) -> Any:
+    return state[3] if len(state) > 3 else None  # older positions end before it
+
+
+def _spawn_on(bits: np.random.BitGenerator, seed: Mapping[str, Any] | None) -> None:
+    if seed is not None and not continue_spawning(bits, seed_from_plain(seed)):
+        warnings.warn(
+            "a NumPy Generator of the loader's dataset or sampler will spawn other generators than in the run that "
+            "was saved: only from NumPy 2.0 on can its count of children be set back",
+            CheckpointWarning,
+            stacklevel=3,
+        )
 
 
 def kind_of(state: GeneratorState) -> str:
@@ -67,9 +86,10 @@ def new_generator(state: GeneratorState) -> OwnGenerator:
         made = torch.Generator(variant)
     elif family == "python":
         made = random.Random()
+    elif family == "numpy":
+        made = np.random.Generator(getattr(np.random, variant)(seed_from_plain(_seed_of(state))))
     else:
-        bits = getattr(np.random, variant)()
-        made = np.random.Generator(bits) if family == "numpy" else np.random.RandomState(bits)
+        made = np.random.RandomState(getattr(np.random, variant)())
     set_generator(made, state)
     return made
 
