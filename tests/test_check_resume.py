@@ -131,7 +131,7 @@ def example() -> str:
     """The job of the docstring."""
     lines = (ckptd.check_resume.__doc__ or "").splitlines()
     start = next(i for i, line in enumerate(lines) if line.strip() == "def make_job():")
-    end = next(i for i, line in enumerate(lines) if "print(ckptd.check_resume" in line)
+    end = next(i for i, line in enumerate(lines) if "if __name__ ==" in line)
     return textwrap.dedent("\n".join(lines[start:end]))
 
 

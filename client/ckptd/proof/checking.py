@@ -18,8 +18,9 @@ from ckptd.proof.causes import Phase
 from ckptd.proof.comparing import Finding, Suspect, first_difference, made_anew, suspects_of
 from ckptd.proof.cuts import chosen_cuts, middle_cut
 from ckptd.proof.details import how_far_apart, notes_on
+from ckptd.proof.ending import ending_in_order
 from ckptd.proof.job import JobAddress, address_of
-from ckptd.proof.processes import Process
+from ckptd.proof.processes import Process, refuse_inside_a_check
 from ckptd.proof.report import Difference, ResumeReport
 from ckptd.proof.trace import Trace
 
@@ -59,7 +60,10 @@ def check_resume(
                     optimizer.step()
                     yield loss
 
-        print(ckptd.check_resume(make_job, steps=20))
+        if __name__ == "__main__":
+            print(ckptd.check_resume(make_job, steps=20))
+
+    Each run imports the job's file, so what else the file does stands below that guard, as for multiprocessing.
 
     It runs, one after the other and each in a fresh interpreter: the job without a break; the job again, saving
     at the cuts and killed by SIGKILL right after the last; and for each cut a process that makes the job, sets
@@ -83,18 +87,23 @@ def check_resume(
 
     Raises:
         InvalidArgument: An argument that can't be right; a function that another process can't find; a job that
-            doesn't give (state, losses). Nothing is left.
+            doesn't give (state, losses), has a DataLoader in its state, or is checked where it is imported, without
+            the guard. Nothing is left.
         JobFailed: The job raised, ended early or died; `log` is the end of its output, with the traceback, which
             is shown below the error too. Nothing is left but what keep asks for.
         TimedOut: One of the processes didn't end within timeout_s, and was killed; its stacks are shown.
+
+    A SIGTERM that nothing handles still ends the process that asks, once the runs are killed and the temporary
+    folder is gone. A SIGKILL leaves the folder.
     """
+    refuse_inside_a_check()
     steps = check_step(steps)
     if steps < 2:
         raise InvalidArgument("too few steps", where="steps", seen=str(steps), wanted="2 or more")
     if isinstance(timeout_s, bool) or not (0 < timeout_s < math.inf):
         raise InvalidArgument("not a bound", where="timeout_s", seen=repr(timeout_s), wanted="over 0, finite")
     wanted_cuts, job = chosen_cuts(cuts, steps), address_of(make_job)
-    with _folder(keep) as folder:
+    with ending_in_order(), _folder(keep) as folder:
         say = progress or (lambda text: None)
         return Check(job, steps, wanted_cuts, timeout_s, folder, say).run()
 

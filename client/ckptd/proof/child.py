@@ -35,20 +35,25 @@ _KEPT_WHEN_ASKED: Final = 2 * 1024**3  # of one step that was asked for
 def main(plan: Mapping[str, Any]) -> None:
     """Do what the plan says; the exit code is 0, or Python's own for an exception."""
     _die_with(plan["parent"])
-    # All threads, to stderr, which is the log: where a job hangs is what its reader wants to know.
-    faulthandler.dump_traceback_later(max(0.1, plan["ends_at"] - time.monotonic()), exit=False)
+    _show_stacks_at(plan["ends_at"])
+    own = os.getpid()
     with Path(plan["trace"]).open("w", encoding="utf-8", buffering=1) as out:
-        run = Run(plan, out.write)
+
+        def write(text: str) -> None:
+            if os.getpid() == own:  # what a fork of the job does, and how it ends, is no part of the run
+                out.write(text)
+
+        run = Run(plan, write)
         try:
             run.go()
         except BaseException as error:
             # Said twice: here for the parent, and by the interpreter, with the traceback, in the log.
-            out.write(
-                trace.line("failed", stage=run.stage, kind=type(error).__name__, text=str(error)[:2000])
-            )
+            write(trace.line("failed", stage=run.stage, kind=type(error).__name__, text=str(error)[:2000]))
+            if run.stage in ("use", "take") and isinstance(error, CkptdError):
+                sys.exit(f"{type(error).__name__}: {error}")  # of what was given: no line of the job's failed
             raise
-        out.write(trace.line("done"))
-    faulthandler.cancel_dump_traceback_later()
+        write(trace.line("done"))
+    # The stacks are still to come: a thread or an exit handler that is left may keep this process from ending.
 
 
 class Run:
@@ -233,6 +238,19 @@ def _numbers_of(loss: Any) -> dict[str, str]:
             "the job yielded something that is no loss", where="losses", seen=str(error).splitlines()[0][:200],
             wanted="a number, a tensor of one element, or a dict of those", todo="yield loss.item()",
         ) from error  # fmt: skip
+
+
+def _show_stacks_at(time_s: float) -> None:
+    """All threads, to stderr, which is the log: where a job hangs is what its reader wants to know.
+
+    A fork doesn't get it: the thread that waits wouldn't be in the copy, whose exit would wait for that thread.
+    """
+
+    def arm() -> None:
+        faulthandler.dump_traceback_later(max(0.1, time_s - time.monotonic()), exit=False)
+
+    arm()
+    os.register_at_fork(before=faulthandler.cancel_dump_traceback_later, after_in_parent=arm)
 
 
 def _die_with(parent: int) -> None:

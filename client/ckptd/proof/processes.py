@@ -25,7 +25,10 @@ _PROGRAM: Final = (
     "from ckptd.proof.child import start\n"
     "start()\n"
 )
+#: In the environment of all that a run starts: the path of its plan, so that they are found, in whatever session.
+_MARK: Final = "CKPTD_CHECK_RESUME"
 _GRACE_S: Final = 2.0  # for the stacks of a job that hangs to reach its log
+_LOOKS: Final = 50  # for what was killed to be gone
 _SHOWN_LINES: Final = 40
 _SHOWN_BYTES: Final = 16_384
 
@@ -66,7 +69,7 @@ class Process:
 
         Raises:
             InvalidArgument: There is no such job, or what it gives can't be used.
-        JobFailed: It ended in another way than it should, or the job's own code raised.
+            JobFailed: It ended in another way than it should, or the job's own code raised.
             TimedOut: Not within timeout_s. It was killed.
         """
         code = self._wait(self._write_plan())
@@ -108,22 +111,31 @@ class Process:
             # A session of its own: what the job starts (workers) ends with it, by one signal to the group.
             process = subprocess.Popen(
                 [sys.executable, "-u", "-c", _PROGRAM, str(plan)], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True,
+                stderr=subprocess.STDOUT, start_new_session=True, env=os.environ | {_MARK: str(plan)},
             )  # fmt: skip
         try:
             return process.wait(self.timeout_s + _GRACE_S)
         except subprocess.TimeoutExpired:
-            raise self._with_log(
-                TimedOut(
-                    f"{self.said} did not end in time", where=str(self.job),
-                    seen=f"step {read_trace(self._trace_path).last_step} of {self.steps} after "
-                    f"{self.timeout_s:g} s", todo="give it more time, or see in its output where it hangs",
-                )
-            ) from None  # fmt: skip
+            raise self._with_log(self._late()) from None
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            _kill_marked(str(plan))
+
+    def _late(self) -> TimedOut:
+        trace = read_trace(self._trace_path)
+        if trace.done:
+            return TimedOut(
+                f"{self.said} did its steps, and then its process did not end in time", where=str(self.job),
+                seen=f"still there after {self.timeout_s:g} s",
+                todo="see in its output what it waits for, such as a thread that isn't a daemon",
+            )  # fmt: skip
+        return TimedOut(
+            f"{self.said} did not end in time", where=str(self.job),
+            seen=f"step {trace.last_step} of {self.steps} after {self.timeout_s:g} s",
+            todo="give it more time, or see in its output where it hangs",
+        )  # fmt: skip
 
     def _with_log(self, error: CkptdError) -> CkptdError:
         tail = last_lines(self.log)
@@ -131,6 +143,44 @@ class Process:
             error.log = tail
         error.add_note(f"--- the end of what {self.said} wrote ---\n{tail}")
         return error
+
+
+def refuse_inside_a_check() -> None:
+    """So that a script which checks its job where it is imported doesn't start checks without end.
+
+    Raises:
+        InvalidArgument: This process belongs to a run of a check.
+    """
+    if _MARK in os.environ:
+        raise InvalidArgument(
+            "check_resume is called by the job that it checks, when the job's file is imported or runs",
+            where="check_resume", todo="put the call below `if __name__ == '__main__':`",
+        )  # fmt: skip
+
+
+def _kill_marked(plan: str) -> None:
+    """What the run has started in sessions of its own; what began while one looked is found at the next look."""
+    mark = f"{_MARK}={plan}".encode()
+    for _ in range(_LOOKS):
+        found = [pid for pid in _pids() if mark in _environment(pid)]
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not found:
+            return
+        time.sleep(0.01)
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _environment(pid: int) -> list[bytes]:
+    """As the process was started with; empty for one that has ended or belongs to somebody else."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def last_lines(path: Path) -> str:
