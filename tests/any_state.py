@@ -19,6 +19,7 @@ import ckptd
 from ckptd.format.storage_types import STORAGE_TYPES
 
 Pair = namedtuple("Pair", "first second")
+Renamed = namedtuple("Renamed", ["a", "class"], rename=True)  # type: ignore[misc]
 
 
 @ckptd.register_type(name="any_state.Data")
@@ -44,6 +45,14 @@ class Way(enum.Enum):
 class Bits(enum.IntFlag):
     A = 1
     B = 2
+
+
+@ckptd.register_type(name="any_state.Mask")
+class Mask(enum.Flag):
+    LOW = 3
+    MIDDLE = 6
+    HIGH = 8
+    ALSO_HIGH = 8
 
 
 SHARDINGS = [
@@ -73,7 +82,7 @@ text = st.text(max_size=8) | st.sampled_from(
     ]
 )
 keys = st.recursive(
-    text | st.integers() | st.booleans() | st.floats(allow_nan=False) | st.none() | st.binary(max_size=4),
+    text | st.integers() | st.booleans() | st.floats() | st.none() | st.binary(max_size=4),
     lambda inner: st.tuples(inner, inner),
     max_leaves=3,
 )
@@ -135,7 +144,10 @@ def _as(how: str, tensor: torch.Tensor) -> torch.Tensor:
         return nn.Parameter(tensor, requires_grad=False)
     if how == "grad" and trains:
         return tensor.detach().requires_grad_()
-    return tensor.clone().share_memory_() if how == "shared" else tensor
+    # A conjugate view of bcomplex32 is nothing that torch 2.15 can copy.
+    if how == "shared" and str(tensor.dtype) != "torch.bcomplex32":
+        return tensor.clone().share_memory_()
+    return tensor
 
 
 # --- everything else --------------------------------------------------------------------------------
@@ -169,7 +181,14 @@ others = (
     | st.builds(
         lambda code, n: np.dtype(code).type(n), st.sampled_from("?bBhHiIlLqQefdgFD"), st.integers(0, 1)
     )
-    | st.sampled_from([*Way, *Bits, Bits.A | Bits.B, Bits(0)])
+    | st.sampled_from(
+        [*Way, *Bits, Bits.A | Bits.B, Bits(0), *Mask, ~Mask.LOW, Mask.LOW | Mask.MIDDLE, Mask(0)]
+    )
+    | st.builds(np.bytes_, st.binary(max_size=3) | st.sampled_from([b"", b"\0", b"a\0"]))
+    | st.builds(np.str_, text | st.sampled_from(["", "\0", "a\0\0"]))
+    | st.sampled_from(
+        [np.array([], "U"), np.zeros(2, [("a", "S0")])["a"], np.datetime64("NaT"), Renamed(1, 2)]
+    )
     | st.builds(range, st.integers(), st.integers(), st.integers(1))
     | st.builds(bytearray, st.binary(max_size=5))
     | st.sampled_from(

@@ -262,11 +262,11 @@ def test_a_conjugate_view_that_torch_itself_cant_resolve_is_stored(monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "resolve_conj", cannot)
         captured = capture(state)
-        held = np.empty(captured.data_bytes, np.uint8)
+        held = np.zeros(captured.data_bytes, np.uint8)
         copy_into(captured, held)
     assert base[0, 0] == 1 + 2j
     usual = capture(state)
-    wanted = np.empty(usual.data_bytes, np.uint8)
+    wanted = np.zeros(usual.data_bytes, np.uint8)
     copy_into(usual, wanted)
     assert captured.tensors == usual.tensors
     assert held.tobytes() == wanted.tobytes()
