@@ -157,15 +157,30 @@ def resume(make: Make, at: Any) -> ResumableLoader:
 def assert_exact(
     make: Make, cuts: Iterable[int] | None = None, *, steps: int = STEPS, ahead: int = STEPS, by: str = ""
 ) -> None:
-    """A run cut at each place sees what the uninterrupted one saw, for `ahead` steps."""
+    """A run cut at each place sees what the uninterrupted one saw, for `ahead` steps, and stands where it stood."""
     whole, positions = trace(make, steps)
     for cut in range(steps) if cuts is None else cuts:
         resumed = resume(make, positions[cut])
-        upto = min(cut + ahead, steps)
-        assert list(train(resumed, upto - cut)) == whole[cut:upto], f"cut after step {cut}"
-        own, rng = position(resumed)
-        wanted, wanted_rng = positions[upto]
-        assert own["now"] == wanted["now"], f"cut after step {cut}"
-        assert repr(rng) == repr(wanted_rng), f"cut after step {cut}"
+        upto, stood = min(cut + ahead, steps), []
+        seen = list(train(resumed, upto - cut, lambda _, of=resumed, stood=stood: stood.append(position(of))))  # type: ignore[misc]
+        assert seen == whole[cut:upto], f"cut after step {cut}"
+        for step, (own, rng) in enumerate(stood, cut + 1):
+            assert different(own, positions[step][0]) == [], f"cut after step {cut}, at {step}"
+            assert repr(rng) == repr(positions[step][1]), f"cut after step {cut}, at {step}"
         if by and positions[cut][0]["pass"] is not None:
             assert resumed.resumed_by.startswith(by), resumed.resumed_by
+
+
+def different(one: Any, other: Any, path: str = "") -> list[str]:
+    """Where two positions differ."""
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return [at for key in one for at in different(one[key], other[key], f"{path}[{key!r}]")]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [
+            at
+            for n, pair in enumerate(zip(one, other, strict=True))
+            for at in different(*pair, f"{path}[{n}]")
+        ]
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return [] if torch.equal(one, other) else [path]
+    return [] if one == other else [f"{path}: {str(one)[:60]} {str(other)[:60]}"]

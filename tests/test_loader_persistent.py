@@ -167,3 +167,32 @@ def test_a_dataset_that_reaches_back_into_an_earlier_epoch_is_said() -> None:
     _, positions = trace(make, 6)
     with pytest.warns(CheckpointWarning, match="earlier epochs"):
         iter(resume(make, positions[6]))
+
+
+class Late(WithOwnGenerators):
+    """Keeps what isn't recorded only from its seventh sample on: skipped to before that, fetched again after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.kept = 0, [0.0]
+
+    def __getitem__(self, index: int) -> Any:
+        self.calls += 1
+        noise = super().__getitem__(index)
+        if self.calls > 6:
+            self.kept.append(noise[1])
+        return (*noise, sum(self.kept))
+
+
+def test_a_run_skipped_to_a_position_and_then_fetched_again_in_one_epoch_goes_on() -> None:
+    """What the workers remembered at the epoch's start isn't what they remember where the first resume begins."""
+
+    def make() -> ResumableLoader:
+        return persistent(Late(), batch=1)
+
+    whole, positions = trace(make, 11)
+    first = resume(make, positions[3])
+    assert list(train(first, 6)) == whole[3:9]
+    again = resume(make, position(first))
+    assert list(train(again, 2)) == whole[9:11]
+    assert (first.resumed_by[:4], again.resumed_by[:7]) == ("skip", "refetch")

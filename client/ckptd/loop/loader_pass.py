@@ -100,8 +100,8 @@ class Pass:
             return
         if shipped.greeting:
             self.workers[shipped.worker] = shipped.memory
-            if self.workers_at_start is not None:
-                self.workers_at_start[shipped.worker] = shipped.memory
+            if self.workers_at_start is not None and self.workers_at_start[shipped.worker] is None:
+                self.workers_at_start[shipped.worker] = shipped.memory  # a resumed pass knows it already
         else:
             self.workers[shipped.worker] = merge(self.workers[shipped.worker] or {}, shipped.memory)
             self.changed[shipped.worker] = shipped.changed
@@ -110,7 +110,7 @@ class Pass:
         """The path of an attribute that only refetching can bring back; "" if there is none."""
         if self.watch is not None and self.steps > 1:
             self.changed[0] = self.watch.look()
-        return next((path for path in self.changed.values() if path), "")
+        return next((path for _, path in sorted(self.changed.items()) if path), "")
 
 
 def fold(check: int, index: Any) -> int:

@@ -131,10 +131,19 @@ class Resume:
         of.exhausted, of.loop_draws = stored["exhausted"], stored["loop_draws"]
         if view.reports:
             of.workers = [None] * self._loader.num_workers
-            of.workers_at_start = stored["workers_at_start"]
+            of.workers_at_start = self._at_start(of.workers)
         elif view.order is not None:
             of.watch = Watch(self._memory)
         return of
+
+    def _at_start(self, unknown: list[Any]) -> list[Any] | None:
+        """Not what they greet with, which is their memory at the position; unless they start anew."""
+        if not self._persistent:
+            return None
+        known = self._of["workers_at_start"] if self._same_workers else None
+        if known is None and self._same_workers and self._of["workers"] is not None:
+            return None  # They weren't persistent then: they started anew.
+        return list(known or unknown)
 
     def _memories(self, view: View) -> list[Any] | None:
         if not view.reports or not self._same_workers:
