@@ -183,4 +183,6 @@ def different(one: Any, other: Any, path: str = "") -> list[str]:
         ]
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return [] if torch.equal(one, other) else [path]
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return [] if np.array_equal(one, other) else [path]
     return [] if one == other else [f"{path}: {str(one)[:60]} {str(other)[:60]}"]

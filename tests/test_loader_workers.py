@@ -85,6 +85,33 @@ class Seldom(Augmented):
         return index, *noise, self.seen
 
 
+class InATensor(Augmented):
+    """A state_dict of more than one element: no bool tells whether it changed."""
+
+    def __init__(self) -> None:
+        self.mean, self.last = torch.zeros(3), np.zeros(2)
+
+    def __getitem__(self, index: int) -> Any:
+        self.mean, self.last = self.mean * 0.9 + index, self.last + index
+        return index, self.mean.sum(), self.last.sum()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean.clone(), "last": [self.last.copy()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.mean, self.last = state["mean"].clone(), state["last"][0].copy()
+
+
+class MadeOfItsBatches(Augmented):
+    """Gets one item by way of several."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(index, random.random()) for index in indices]
+
+
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(99)
 
@@ -99,6 +126,9 @@ KINDS: dict[str, Callable[[], ResumableLoader]] = {
     "replacement": lambda: loader(sampler=RandomSampler(range(9), True, 11, generator()), num_workers=2),
     "collate_fn": lambda: loader(collate_fn=Counted(), num_workers=2, shuffle=True),
     "seldom": lambda: loader(Seldom(), num_workers=2),
+    "state_dict of tensors": lambda: loader(InATensor(), num_workers=2),
+    "items made of batches": lambda: loader(MadeOfItsBatches(), num_workers=2),
+    "items made of batches, no batches": lambda: loader(MadeOfItsBatches(), batch=None, num_workers=2),
     "made at first use": lambda: loader(MadeAtFirstUse(), num_workers=2, shuffle=True),
 }
 

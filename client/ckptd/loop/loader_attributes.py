@@ -28,7 +28,7 @@ _MAX_MARK_DEPTH: Final = 3
 _SMALL_BYTES: Final = 1024
 _NOTHING: Final[Mapping[Any, Any]] = {}
 _NUMBERS: Final = frozenset({bool, int, float})
-_PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _SIZED: Final = (list, tuple, dict, set, frozenset, collections.deque, bytearray)
 #: Top-level packages whose objects are handles or caches, not state of a sample.
 _OPAQUE: Final = frozenset(
@@ -116,13 +116,13 @@ def walk(roots: dict[str, Any]) -> tuple[list[Holder], bool]:
             return holders[:MAX_HOLDERS], False
     for holder in holders:
         if not holder._sized:
-            holder.baseline = {name: value for name, value in holder.items() if type(value) in _PLAIN}
+            holder.baseline = {name: value for name, value in holder.items() if type(value) in PLAIN}
     return holders, True
 
 
 def _below(path: str, value: Any) -> Iterator[Holder]:
     kind = type(value)
-    if kind in _PLAIN or is_generator(value) or isinstance(value, (type, types.ModuleType)):
+    if kind in PLAIN or is_generator(value) or isinstance(value, (type, types.ModuleType)):
         return
     if isinstance(value, types.MethodType):
         yield from _below(path, value.__self__)
@@ -143,9 +143,9 @@ def _is_looked_into(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> 
     """A small one of objects; a large one if it is of things that make samples, not of samples."""
     values = container.values() if isinstance(container, dict) else container
     if len(container) <= MAX_ITEMS:
-        return not all(type(value) in _PLAIN for value in values)
+        return not all(type(value) in PLAIN for value in values)
     first = next(iter(values))
-    if type(first) in _PLAIN or isinstance(first, (*_SIZED, torch.Tensor, np.ndarray, type)):
+    if type(first) in PLAIN or isinstance(first, (*_SIZED, torch.Tensor, np.ndarray, type)):
         return False
     return (
         is_generator(first) or callable(first) or hasattr(first, "__getitem__") or hasattr(first, "__iter__")
@@ -183,13 +183,13 @@ def recordable(baseline: Any, value: Any) -> bool:
     None that becomes a number isn't: it may be a handle, such as a file descriptor, which is no state.
     """
     kind, before = type(value), type(baseline)
-    if kind not in _PLAIN or (kind in (str, bytes) and len(value) > MAX_TEXT):
+    if kind not in PLAIN or (kind in (str, bytes) and len(value) > MAX_TEXT):
         return False
     return kind is before or (kind in _NUMBERS and before in _NUMBERS)
 
 
 def is_plain(value: Any) -> bool:
-    return type(value) in _PLAIN
+    return type(value) in PLAIN
 
 
 def mark(value: Any, depth: int = 0) -> Mark:
@@ -197,7 +197,7 @@ def mark(value: Any, depth: int = 0) -> Mark:
     kind = type(value)
     if value is None:
         return None
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return ("data", kind, value)
     if isinstance(value, _SIZED):
         return _mark_container(value, depth)
@@ -213,7 +213,7 @@ def _mark_container(value: Any, depth: int) -> Mark:
     if size > MAX_ITEMS or depth == _MAX_MARK_DEPTH:
         return ("data", id(value), size)
     if isinstance(value, (set, frozenset)):
-        return ("data", frozenset(item if type(item) in _PLAIN else id(item) for item in value))
+        return ("data", frozenset(item if type(item) in PLAIN else id(item) for item in value))
     if isinstance(value, dict):
         value = [part for item in value.items() for part in item]
     return ("data", tuple(mark(item, depth + 1) for item in value))

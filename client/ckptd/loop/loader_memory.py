@@ -1,3 +1,4 @@
+# ruff: noqa: TID253
 """What a DataLoader's objects remember from one sample to the next: their generators, plain attributes, state_dicts.
 
 Taken at one moment and put back at another, it makes the objects go on as they did from that moment.
@@ -9,8 +10,11 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
+import torch
+
 from ckptd.errors import StateMismatch
-from ckptd.loop.loader_attributes import Holder, Mark, is_opened, is_plain, mark, recordable, walk
+from ckptd.loop.loader_attributes import PLAIN, Holder, Mark, is_opened, is_plain, mark, recordable, walk
 from ckptd.loop.loader_rng import (
     OwnGenerator,
     is_generator,
@@ -187,6 +191,21 @@ class Watch:
             return next(iter(changed), "")
         self._changed = next(iter(changed), "")
         return self._changed
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two state_dicts are equal; what can't be compared isn't."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    return one is other or (type(one) in PLAIN and one == other)
 
 
 def has_state_dict(value: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
-from ckptd.loop.loader_memory import Memory, Record, Watch
+from ckptd.loop.loader_memory import Memory, Record, Watch, same
 
 
 class Greeting:
@@ -92,17 +92,22 @@ class _Worker:
         self._before: Record = {}
         self._sent: Record = {}
         self._watch = Watch(memory)
+        self._inside = False
 
     def fetch(self, index: Any) -> Any:
         """As torch's fetcher does, after a Greeting aside."""
         if isinstance(index, Greeting):
             self.begin()
             return index
-        if not self._batched:
-            return self._dataset[index]
-        if self._getitems:
+        if self._getitems and (
+            self._batched or self._inside
+        ):  # a __getitem__ may be made of the dataset's own
             return self._getitems(index)
-        return [self._dataset[one] for one in index]
+        self._inside = True
+        try:
+            return [self._dataset[one] for one in index] if self._batched else self._dataset[index]
+        finally:
+            self._inside = False
 
     def begin(self) -> None:
         """A pass begins: take the memory as it is before anything is fetched."""
@@ -129,7 +134,7 @@ def _changes(before: Record, now: Record) -> Record:
     for part, entries in now.items():
         old = before.get(part, {})
         if part in ("values", "states"):
-            if entries != old:
+            if not same(entries, old):
                 news[part] = entries
         else:
             new = {name: state for name, state in entries.items() if old.get(name) != state}
