@@ -120,4 +120,18 @@ class LazyInPairs(_Sized):
             yield from (random.randrange(SAMPLES), random.randrange(SAMPLES))
 
 
-CUSTOM = (Eager, Counting, Lazy, NewGenerator, Positioned, Shuffling)
+class SeededLate(_Sized):
+    """Draws its seed when it is first begun."""
+
+    def __init__(self) -> None:
+        self.seed: int | None = None
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        if self.seed is None:
+            self.seed = random.randrange(2**31)
+        self.epoch += 1
+        return iter(random.Random(self.seed + self.epoch).sample(range(SAMPLES), SAMPLES))
+
+
+CUSTOM = (SeededLate, Eager, Counting, Lazy, NewGenerator, Positioned, Shuffling)

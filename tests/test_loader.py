@@ -87,6 +87,15 @@ class NoisyCollate:
         return default_collate(samples), self.calls, float(torch.rand((), generator=self.rng))
 
 
+class CountingFromNone(Augmented):
+    def __init__(self) -> None:
+        self.calls: int | None = None
+
+    def __getitem__(self, index: int) -> Any:
+        self.calls = (self.calls or 0) + 1
+        return index, self.calls
+
+
 def with_generator() -> ResumableLoader:
     return loader(shuffle=True, generator=torch.Generator().manual_seed(99))
 
@@ -99,6 +108,7 @@ KINDS: dict[str, Callable[[], ResumableLoader]] = {
     "no batches": lambda: loader(batch=None, shuffle=True),
     "a list": lambda: loader(list(range(SAMPLES)), shuffle=True),
     "generators of the dataset": lambda: loader(WithOwnGenerators(), shuffle=True),
+    "counter that was None": lambda: loader(CountingFromNone(), shuffle=True),
     "of a subset's": lambda: loader(Subset(WithOwnGenerators(), range(SAMPLES)), shuffle=True),
     "of a transform": lambda: loader(Jittering(Jitter()), shuffle=True),
     "of a closure": lambda: loader(Jittering(closure())),

@@ -140,6 +140,17 @@ def test_plain_attributes_that_changed_are_put_back_and_others_left() -> None:
     assert vars(other) == {**vars(of), "path": "/there", "fd": 9}
 
 
+def test_a_number_that_was_none_and_none_that_was_a_number_are_put_back() -> None:
+    of = Thing(seed=None, last=3, worker_pid=None)
+    mine = memory(of)
+    of.seed, of.last, of.worker_pid = 7, None, 99
+    record = mine.own()
+    assert record["values"] == {"dataset.seed": 7, "dataset.last": None}
+    other = Thing(seed=None, last=3, worker_pid=None)
+    memory(other).put(record)
+    assert vars(other) == {"seed": 7, "last": None, "worker_pid": None}
+
+
 def test_what_is_not_recorded_goes_back_to_what_it_was_at_first() -> None:
     of = Thing(calls=0)
     mine = memory(of)

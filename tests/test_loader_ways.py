@@ -45,9 +45,9 @@ class Keeping(Augmented):
         raise NotImplementedError
 
 
-class Last(Keeping):
+class AFile(Keeping):
     def keep(self, index: int) -> None:
-        self.last = index  # was None: it may be a handle, so it isn't recorded
+        self.fd = index  # was None: a file descriptor, which isn't recorded
 
 
 class Listing(Keeping):
@@ -95,7 +95,7 @@ def test_a_dataset_that_keeps_nothing_is_skipped() -> None:
 @pytest.mark.parametrize(
     ("data", "attribute"),
     [
-        (lambda: Last(last=None), "last"),
+        (lambda: AFile(fd=None), "fd"),
         (lambda: Listing(seen=[]), "seen"),
         (lambda: Listing(seen=list(range(1000))), "seen"),
         (lambda: Caching(cache={}), "cache"),

@@ -29,6 +29,7 @@ _SMALL_BYTES: Final = 1024
 _NOTHING: Final[Mapping[Any, Any]] = {}
 _NUMBERS: Final = frozenset({bool, int, float})
 PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_SYSTEM: Final = frozenset({"fd", "fileno", "handle", "pid"})
 _SIZED: Final = (list, tuple, dict, set, frozenset, collections.deque, bytearray)
 #: Top-level packages whose objects are handles or caches, not state of a sample.
 _OPAQUE: Final = frozenset(
@@ -177,14 +178,16 @@ def _cells(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             continue
 
 
-def recordable(baseline: Any, value: Any) -> bool:
-    """Whether value is a plain one that may be stored and put back: of the type the attribute had at first.
+def recordable(name: Any, baseline: Any, value: Any) -> bool:
+    """Whether value is a plain one that may be stored and put back: of the type the attribute had at first, or None.
 
-    None that becomes a number isn't: it may be a handle, such as a file descriptor, which is no state.
+    A number of the system that was None isn't (by its name: a file descriptor, a process): it is no state.
     """
     kind, before = type(value), type(baseline)
     if kind not in PLAIN or (kind in (str, bytes) and len(value) > MAX_TEXT):
         return False
+    if baseline is None or value is None:
+        return str(name).lower().lstrip("_").rpartition("_")[2] not in _SYSTEM
     return kind is before or (kind in _NUMBERS and before in _NUMBERS)
 
 

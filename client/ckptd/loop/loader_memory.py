@@ -37,7 +37,7 @@ class Memory:
     """The memory of the objects reached from named roots, and of the global generators.
 
     A plain attribute counts when it isn't what it was when this was made (a counter, an epoch), and keeps its
-    type; so a path or an option that a resumed script gives anew is left alone. An attribute of another kind
+    type or was None; so a path or an option that a resumed script gives anew is left alone. An attribute of another kind
     is watched under `dataset` and `collate_fn` (see Watch), not stored, unless a state_dict has it.
 
     Args:
@@ -74,7 +74,7 @@ class Memory:
         for holder in self._holders:
             for name, base in holder.baseline.items():
                 value = holder.get(name)
-                if value is not base and value != base and recordable(base, value):
+                if value is not base and value != base and recordable(name, base, value):
                     values[holder.at(name)] = value
         own = {path: read_generator(generator) for path, generator in self._generators().items()}
         states = {path: copy.deepcopy(value.state_dict()) for path, value in self._stateful.items()}
@@ -159,7 +159,7 @@ class Memory:
             for name, value in holder.items():
                 if name == _HOOK or is_generator(value):
                     continue
-                if name in holder.baseline and recordable(holder.baseline[name], value):
+                if name in holder.baseline and recordable(name, holder.baseline[name], value):
                     continue
                 found[holder.at(name)] = mark(value)
         return found
