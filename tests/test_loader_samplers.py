@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -168,6 +169,43 @@ def test_a_sampler_with_a_list_that_is_not_recorded_is_said_when_its_order_comes
     _, positions = trace(make, 8)
     resumed = resume(make, positions[2])
     next(iter(resumed))  # in the first epoch it starts as it was made: nothing to say
+    with pytest.warns(CheckpointWarning, match="other indices"):
+        iter(resume(make, positions[6]))
+
+
+class AsKind(Forgetful):
+    """Gives indices of another kind than int."""
+
+    def __init__(self, kind: Callable[[int], Any]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def __iter__(self) -> Any:
+        return map(self.kind, super().__iter__())
+
+
+class AnyKind(Dataset[Any]):
+    def __getitem__(self, index: Any) -> Any:
+        return 0
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        np.int64,
+        torch.tensor,
+        lambda n: (n, 1),
+        lambda n: [np.int32(n)],
+        str,
+        lambda n: {"n": n},
+        lambda n: {n},
+    ],
+)
+def test_another_order_is_said_whatever_the_indices_are(kind: Callable[[int], Any]) -> None:
+    def make() -> ResumableLoader:
+        return loader(AnyKind(), sampler=AsKind(kind))
+
+    _, positions = trace(make, 8)
     with pytest.warns(CheckpointWarning, match="other indices"):
         iter(resume(make, positions[6]))
 

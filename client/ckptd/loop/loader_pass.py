@@ -5,10 +5,13 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ckptd.loop.loader_memory import Memory, Record, Watch
 from ckptd.loop.loader_worker import Shipped, merge
+
+
+_SPELLED: Final = frozenset({int, str, float, bool, bytes, type(None)})
 
 
 @dataclass(eq=False)
@@ -114,8 +117,20 @@ class Pass:
 
 
 def fold(check: int, index: Any) -> int:
-    """A running check number over the indices given so far; those of an unknown kind are left out."""
-    one = index[0] if isinstance(index, (list, tuple)) and index else index
-    if type(one) not in (int, str):
-        return check
-    return zlib.crc32(repr(index).encode("utf-8", "backslashreplace"), check)
+    """A running check number over the indices given so far; of an unknown kind of index, its name alone."""
+    return zlib.crc32(repr(_spelled(index)).encode("utf-8", "backslashreplace"), check)
+
+
+def _spelled(index: Any) -> Any:
+    kind = type(index)
+    if kind in _SPELLED or (kind is list and _SPELLED.issuperset(map(type, index))):
+        return index
+    if isinstance(index, (list, tuple)):
+        parts = list(map(_spelled, index))
+        return parts if isinstance(index, list) else tuple(parts)
+    if isinstance(index, dict):
+        return [(_spelled(name), _spelled(value)) for name, value in index.items()]
+    if isinstance(index, (set, frozenset)):
+        return sorted(map(repr, map(_spelled, index)))
+    as_plain = getattr(index, "tolist", None)  # a number, array or tensor
+    return _spelled(as_plain()) if callable(as_plain) else kind.__qualname__
