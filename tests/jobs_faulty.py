@@ -384,3 +384,104 @@ def draws_from_numpy_late() -> Job:
             yield float(np.random.random()) * 0.0 if step == 2 else float(step)
 
     return {"weight": weight}, losses()
+
+
+def plain_loader_in_the_state() -> Job:
+    state, losses = plain_loader()
+    return state | {"loader": DataLoader(Noisy(), BATCH)}, losses
+
+
+def history_outside() -> Job:
+    seed()
+    state = build()
+    history: list[float] = []
+
+    def losses() -> Iterator[Any]:
+        for loss in train(state):
+            history.append(loss.item())
+            yield sum(history) / len(history)
+
+    return state, losses()
+
+
+def _without_a_loader() -> dict[str, Any]:
+    seed()
+    state = build()
+    del state["loader"]
+    return state
+
+
+def history_in_the_loop() -> Job:
+    state = _without_a_loader()
+
+    def losses() -> Iterator[Any]:
+        history: list[float] = []
+        while True:
+            history.append(one_step(state, torch.rand(BATCH, 4)).item())
+            yield sum(history) / len(history)
+
+    return state, losses()
+
+
+def counts_by_a_range_made_too_early() -> Job:
+    state = _without_a_loader()
+
+    def losses(steps: range) -> Iterator[Any]:
+        for step in steps:
+            loss = one_step(state, torch.rand(BATCH, 4))
+            state["train"].step = step + 1
+            yield loss
+
+    return state, losses(range(state["train"].step, 100))
+
+
+def weighs_by_such_a_range() -> Job:
+    state = _without_a_loader()
+
+    def losses(steps: range) -> Iterator[Any]:
+        for step in steps:
+            yield one_step(state, torch.rand(BATCH, 4)).item() * (step + 1)
+
+    return state, losses(range(state["train"].step, 100))
+
+
+def scaler_left_out() -> Job:
+    """Powers of two scale what SGD sees and leave no trace in it."""
+    seed()
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+
+    def losses() -> Iterator[Any]:
+        while True:
+            optimizer.zero_grad()
+            loss = model(torch.rand(BATCH, 4)).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            yield loss
+
+    return {"model": model, "optimizer": optimizer}, losses()
+
+
+DRAWS = np.random.default_rng(3)
+
+
+class DrawsFromAModule(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 14
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((4,), index / 14 + float(DRAWS.random()))
+
+
+def draws_from_a_module(workers: int = 0) -> Job:
+    DRAWS.bit_generator.state = np.random.default_rng(3).bit_generator.state
+    seed()
+    state = build()
+    state["loader"] = ckptd.ResumableLoader(DataLoader(DrawsFromAModule(), BATCH, num_workers=workers))
+    return state, train(state)
+
+
+def workers_draw_from_a_module() -> Job:
+    return draws_from_a_module(1)

@@ -310,10 +310,13 @@ def hasattr_named(text: str) -> bool:
 
 
 def test_other_random_draws_point_to_the_loader_and_the_same_ones_to_what_is_outside() -> None:
-    _, with_rng = explain(
-        "resumed", finding("loss", rng=2), cut=4, kinds={"model": "module", "o": "optimizer"}
-    )
-    assert "ckptd.ResumableLoader(loader)" in with_rng[0]
+    kinds = {"model": "module", "o": "optimizer"}
+    around = {"loaders": ["batches in losses()"], "in_workers": [], "ranges": []}
+    _, with_rng = explain("resumed", finding("loss", rng=2), cut=4, kinds=kinds, around=around)
+    assert with_rng[0].startswith("batches in losses(): a DataLoader that isn't in the state")
+    assert sum("ckptd.ResumableLoader(loader)" in look for look in with_rng) == 1
+    _, without = explain("resumed", finding("loss"), cut=4, kinds=kinds)
+    assert "if there is one" in without[-1] and not any("DataLoader" in look for look in without[:-1])
     _, wrapped = explain("resumed", finding("loss"), cut=4, kinds=KINDS | {"loader": "loader"})
     assert not any("ResumableLoader" in look for look in wrapped)
 

@@ -76,6 +76,7 @@ BESIDE: list[tuple[Callable[[], Any], int, str, str, str]] = [
     (jobs_faulty.buffer_not_persistent, 4, "loss", "loss", "state['model'].0.seen"),
     (jobs_faulty.dataset_with_memory, 6, "loss", "loss", "READS.count in module jobs_faulty"),
     (jobs_faulty.an_iterator_of_its_own, 4, "loss", "loss", "losses.offset"),
+    (jobs_faulty.history_outside, 4, "loss", "loss", "history[0] in losses()"),
 ]
 
 
@@ -107,6 +108,7 @@ def test_a_forgotten_scheduler_that_makes_no_difference_yet_is_said(tmp_path: Pa
 def test_a_loader_that_is_not_wrapped_is_what_to_look_for(tmp_path: Path) -> None:
     found = first(jobs_faulty.plain_loader, tmp_path)
     assert (found.phase, found.step, found.kind) == ("resumed", 5, "loss")
+    assert found.look_for[0].startswith("loader in losses(): a DataLoader that isn't in the state: wrap it")
     assert "ckptd.ResumableLoader(loader)" in found.look_for[0]
     assert {one.component for one in found.extents if one.differing} == {"model", "optimizer", "rng"}
 
@@ -116,6 +118,52 @@ def test_steps_counted_anew_are_named_as_variables_of_the_loop(tmp_path: Path) -
     assert (found.where, found.seen, found.wanted) == ("loss 'step'", "1", "5")
     assert "step in losses()" in found.made_anew and not found.suspects
     assert "makes anew" in found.look_for[0]
+
+
+def test_a_forgotten_scaler_that_makes_no_difference_yet_is_said(tmp_path: Path) -> None:
+    report = check_here(jobs_faulty.scaler_left_out, tmp_path, cuts=[4])
+    assert report.exact
+    (note,) = report.notes
+    assert "of no consequence in these steps: scaler.scale in losses()" in note
+    assert "(1024.0 after the restore, 4096.0 at the snapshot)" in note
+
+
+def test_a_job_without_a_loader_is_not_sent_to_look_for_one_first(tmp_path: Path) -> None:
+    found = first(jobs_faulty.history_in_the_loop, tmp_path)
+    assert "history in losses()" in found.made_anew
+    assert "makes anew" in found.look_for[0]
+    assert [number for number, look in enumerate(found.look_for) if "DataLoader" in look] == [
+        len(found.look_for) - 1
+    ]
+
+
+@pytest.mark.parametrize(
+    "job", [jobs_faulty.counts_by_a_range_made_too_early, jobs_faulty.weighs_by_such_a_range]
+)
+def test_a_range_that_is_made_before_the_restore_is_named(tmp_path: Path, job: Callable[[], Any]) -> None:
+    found = first(job, tmp_path)
+    assert (found.phase, found.step) == ("resumed", 5)
+    assert found.look_for[0].startswith("steps in losses(): made in make_job(), before the restore")
+
+
+@pytest.mark.slow
+def test_a_generator_of_a_module_that_workers_draw_from_is_named_with_what_can_help(tmp_path: Path) -> None:
+    found = first(jobs_faulty.workers_draw_from_a_module, tmp_path, cut=2)
+    assert found.look_for[0].startswith("DRAWS in module jobs_faulty: a module's generator, of which each")
+    assert "an attribute of the dataset" in found.look_for[0]
+
+
+def test_the_same_generator_without_workers_is_a_suspect(tmp_path: Path) -> None:
+    found = first(jobs_faulty.draws_from_a_module, tmp_path, cut=2)
+    assert [one.name for one in found.suspects] == ["DRAWS in module jobs_faulty"]
+    assert not any("workers" in look for look in found.look_for)
+
+
+def test_a_loader_in_the_state_that_is_not_wrapped_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check_here(jobs_faulty.plain_loader_in_the_state, tmp_path)
+    assert caught.value.where == "state['loader']"
+    assert caught.value.todo == "wrap it: ckptd.ResumableLoader(loader), and train with that one"
 
 
 def test_a_job_that_ignores_the_restore_is_told_so(tmp_path: Path) -> None:

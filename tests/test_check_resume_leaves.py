@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ckptd.proof.beside import look_beside
-from ckptd.proof.leaves import LeafReader, exact_number, kinds_of
+from ckptd.proof.leaves import LeafReader, exact_number, kinds_of, plain_leaf
 from ckptd.proof.trace import Leaf, show_key, show_scoped
 
 Point = namedtuple("Point", "x y")
@@ -184,3 +184,9 @@ def test_variables_of_a_loop_that_runs_are_named_with_their_function() -> None:
     next(loop)
     found = looked({}, loop)
     assert (found["total in losses()"], found["position in inner()"]) == ("0", "1")
+
+
+def test_bytes_that_nobody_reads_are_counted_and_told_apart_by_their_hash() -> None:
+    one, other = plain_leaf(b"\0" * 2500), plain_leaf(b"\0" * 2499 + b"\1")
+    assert one.text == other.text == "2500 bytes" and not one.same(other)
+    assert plain_leaf(b"short") == Leaf("b'short'")

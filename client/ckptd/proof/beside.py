@@ -15,10 +15,11 @@ from typing import Any, Final, TypeAlias
 
 import numpy
 import torch
+from torch.utils.data import DataLoader
 
 from ckptd.loop.loader import ResumableLoader
-from ckptd.proof.leaves import hash_of, plain_leaf
-from ckptd.proof.trace import Leaf, scoped
+from ckptd.proof.leaves import hash_of, loaders_of, plain_leaf
+from ckptd.proof.trace import Leaf, is_scoped, scoped
 from ckptd.tensors import tags
 from ckptd.tensors.generator_state import GENERATORS, kind_of
 
@@ -28,7 +29,10 @@ _SCALARS: Final = (type(None), bool, int, float, complex, str, bytes)
 _NO_DATA: Final = (types.ModuleType, type, types.BuiltinFunctionType, BaseException, types.FrameType)
 _LIBRARIES: Final = frozenset({"torch", "numpy", "ckptd", "builtins", "collections", "abc", "typing"})
 _OF_MODULE: Final = frozenset(vars(torch.nn.Module()))
+_RANGES: Final = (range, type(iter(range(0))))
 _OF_LOADER: Final = ("dataset", "sampler", "batch_sampler", "collate_fn", "generator")
+_IN_WORKERS: Final = ("dataset", "collate_fn", "worker_init_fn")
+_CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset)
 _MAX_VALUES: Final = 5_000
 _MAX_OBJECTS: Final = 20_000
 _MAX_ITEMS: Final = 200
@@ -48,9 +52,36 @@ def look_beside(state: Mapping[Any, Any], losses: Iterator[Any]) -> dict[str, Le
     return walk.leaves
 
 
+def look_around(state: Mapping[Any, Any], losses: Iterator[Any]) -> dict[str, list[str]]:
+    """The names of what is reached, as for look_beside, and often is why a resumed run differs.
+
+    `loaders`: DataLoaders that no ResumableLoader of the state wraps. `in_workers`: generators of a module that the
+    workers of such a one draw from, each from a copy of its own. `ranges`: what the loop was given to count by.
+    """
+    walk = _Walk(state)
+    walk.visit([*_roots(losses), *((f"state[{name!r}]", value) for name, value in state.items())])
+    wrapped = {id(loader._loader) for loader in loaders_of(state)}
+    loaders = [name for name, one in walk.met if isinstance(one, DataLoader) and id(one) not in wrapped]
+    in_workers = _Walk({})
+    for loader in loaders_of(state):
+        if loader.num_workers:
+            in_workers.visit([(key, getattr(loader, key, None)) for key in _IN_WORKERS])
+    shared = [name for name, one in in_workers.met if isinstance(one, GENERATORS) and is_scoped(name)]
+    given = _given(losses) if isinstance(losses, types.GeneratorType) else iter(())
+    ranges = [name for name, value in given if isinstance(value, _RANGES)]
+    return {"loaders": loaders, "in_workers": shared, "ranges": ranges}
+
+
+def _roots(losses: Iterator[Any]) -> list[Named]:
+    if isinstance(losses, types.GeneratorType):
+        return [*_given(losses), *_made(losses)]
+    return [("losses", losses)]
+
+
 class _Walk:
     def __init__(self, state: Mapping[Any, Any]) -> None:
         self.leaves: dict[str, Leaf] = {}
+        self.met: list[Named] = []  #: DataLoaders and generators
         self._named = {id(value): f"state[{name!r}]" for name, value in state.items()}
         self._seen: dict[int, Any] = {id(state): state}  # holds what it names, so that no id is used twice
 
@@ -63,8 +94,12 @@ class _Walk:
             elif not isinstance(value, _NO_DATA) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 name = self._named.get(id(value), name)
+                if isinstance(value, (DataLoader, *GENERATORS)):
+                    self.met.append((name, value))
                 if isinstance(value, (torch.Tensor, numpy.ndarray, *GENERATORS)):
                     self._data(value, name)
+                elif isinstance(value, _CONTAINERS) and not value:
+                    self.leaves.setdefault(name, Leaf(f"empty {type(value).__name__}"))
                 else:
                     waiting.extend(_parts(value, name))
 
@@ -161,6 +196,10 @@ def _of_object(value: Any, name: str) -> Iterator[Named]:
     try:
         attributes = dict(object.__getattribute__(value, "__dict__"))
     except (AttributeError, TypeError):
+        return
+    if isinstance(value, torch.amp.GradScaler):
+        for key, item in torch.amp.GradScaler.state_dict(value).items():
+            yield f"{name}.{key}", item
         return
     if isinstance(value, torch.nn.Module):
         for own in ("_parameters", "_buffers", "_modules"):

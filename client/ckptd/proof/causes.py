@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
 from ckptd.proof.comparing import Finding
@@ -30,9 +31,7 @@ _SUSPECTS: Final = "the suspects: put them into the state, or compute them from 
 _MADE_ANEW: Final = (
     "variables that the loop makes anew: count in ckptd.TrainState, keep the rest in the state too"
 )
-_LOADER: Final = (
-    "a DataLoader that isn't in the state: wrap it, state['loader'] = ckptd.ResumableLoader(loader)"
-)
+_LOADER: Final = "a DataLoader, if there is one: wrap it, state['loader'] = ckptd.ResumableLoader(loader)"
 _SEEDED_AGAIN: Final = "a seed that is set when the loop starts: set it in make_job()"
 _OUTSIDE_GENERATOR: Final = (
     "a generator of its own (torch.Generator, numpy Generator, random.Random): put it into the state"
@@ -49,8 +48,18 @@ _SCHEDULER: Final = "the learning rate: is the scheduler in the state, and stepp
 _YIELD: Final = "code after the yield: at the snapshot it hasn't run; do everything of a step before it"
 _GRADIENTS: Final = "gradients accumulated over several steps: they aren't in the state (ckptd.Gradients)"
 _COUNTS: Final = (
-    "steps counted from the start again: `while train.step < total`, train = ckptd.TrainState() in the state"
+    "steps counted from the start again, or from a count that make_job() read before the restore: "
+    "`while train.step < total` in the loop, train = ckptd.TrainState() in the state"
 )
+
+#: For each kind that beside.look_around names.
+_NAMED: Final = {
+    "loaders": "a DataLoader that isn't in the state: wrap it, state['loader'] = ckptd.ResumableLoader(loader)",
+    "in_workers": "a module's generator, of which each DataLoader worker has a copy that no checkpoint reaches: make it "
+    "an attribute of the dataset, where ckptd.ResumableLoader records it in every worker",
+    "ranges": "made in make_job(), before the restore: if the loop counts its steps by it, a resumed run starts again. Make "
+    "it in the loop, range(train.step, total), or `while train.step < total`",
+}
 
 
 def of_unseeded(part: str, step: int) -> tuple[str, tuple[str, ...]]:
@@ -77,6 +86,7 @@ def explain(
     kinds: Mapping[str, str],
     from_start: bool = False,
     suspected: bool = False,
+    around: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[str, tuple[str, ...]]:
     """Why the runs differ, as far as that is certain, and where to look, the likeliest first.
 
@@ -88,6 +98,7 @@ def explain(
         kinds: Component → what it is.
         from_start: Whether the first loss after the resume is the one of step 1.
         suspected: Whether something beside the state wasn't brought back.
+        around: What else the job has, by name; see beside.look_around.
     """
     if phase == "repeat":
         return _of_repeat(found)
@@ -102,9 +113,17 @@ def explain(
                 _SEEDED_AGAIN,
             ),
         )
+    named = _of_names(around)
     if suspected:
-        return why, (_SUSPECTS,)
-    return why, _of_resumed(found, set(kinds.values()))
+        return why, (_SUSPECTS, *named)
+    return why, (*named, *_of_resumed(found, set(kinds.values()), loader_named=bool(around.get("loaders"))))
+
+
+def _of_names(around: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    """What is there for certain, so it comes before what only may be."""
+    for kind, advice in _NAMED.items():
+        if names := around.get(kind):
+            yield f"{', '.join(names)}: {advice}"
 
 
 def _of_repeat(found: Finding) -> tuple[str, tuple[str, ...]]:
@@ -139,26 +158,30 @@ def _what_is_certain(found: Finding, cut: int) -> str:
     )
 
 
-def _of_resumed(found: Finding, kinds: set[str]) -> tuple[str, ...]:
+def _of_resumed(found: Finding, kinds: set[str], *, loader_named: bool) -> tuple[str, ...]:
+    looks = _of_kind(found, kinds)
+    # One that the job reaches was named; one that it may have all the same is the least likely.
+    return tuple(looks) if loader_named or "loader" in kinds or found.kind == "end" else (*looks, _LOADER)
+
+
+def _of_kind(found: Finding, kinds: set[str]) -> list[str]:
     if found.kind == "end":
-        return (_COUNTS,)
+        return [_COUNTS]
     looks: list[str] = []
     if "optimizer" not in kinds:
         looks.append(_MOMENTS)
     if found.kind == "loss":
-        looks += _of_loss(found, kinds)
+        looks += _of_loss(found)
     elif found.kind in ("module", "optimizer", "scheduler"):
         looks += [_SCHEDULER, _YIELD, _GRADIENTS]
     elif found.kind == "rng":
-        looks += [_LOADER, _SEEDED_AGAIN] if "loader" not in kinds else [_SEEDED_AGAIN, _OUTSIDE]
+        looks += [_SEEDED_AGAIN, _OUTSIDE]
     else:
         looks += [_COUNTS, _YIELD]
-    return tuple(looks)
+    return looks
 
 
-def _of_loss(found: Finding, kinds: set[str]) -> list[str]:
+def _of_loss(found: Finding) -> list[str]:
     if found.rng_differs:
-        first = [_LOADER] if "loader" not in kinds else []
-        return [*first, _SEEDED_AGAIN, _DATASET, _OUTSIDE]
-    first = [] if "loader" in kinds else [_LOADER]
-    return [*first, _MADE_ANEW, _OUTSIDE_GENERATOR, _OUTSIDE, _BUFFER, _DATASET, _YIELD]
+        return [_SEEDED_AGAIN, _DATASET, _OUTSIDE]
+    return [_MADE_ANEW, _OUTSIDE_GENERATOR, _OUTSIDE, _BUFFER, _DATASET, _YIELD]

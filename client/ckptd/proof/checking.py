@@ -203,8 +203,9 @@ class Check:
         after = seen.beside.get(cut, {}) if cut is not None else {}
         suspects = suspects_of(before, after)
         why, look_for = causes.explain(
-            phase, found, cut=cut, kinds=wanted.kinds, from_start=from_start, suspected=bool(suspects)
-        )
+            phase, found, cut=cut, kinds=wanted.kinds, from_start=from_start, suspected=bool(suspects),
+            around=self.saving.around if phase == "resumed" else {},
+        )  # fmt: skip
         return Difference(
             phase=phase, cut=cut, step=found.step, kind=found.kind, where=found.where, seen=found.seen,
             wanted=found.wanted, apart=how_far_apart(found, wanted, seen), extents=found.extents,

@@ -21,7 +21,7 @@ from ckptd.client import Client
 from ckptd.errors import CkptdError, InvalidArgument
 from ckptd.loop.loader import ResumableLoader
 from ckptd.proof import trace
-from ckptd.proof.beside import look_beside
+from ckptd.proof.beside import look_around, look_beside
 from ckptd.proof.job import JobAddress, load_job
 from ckptd.proof.leaves import LeafReader, exact_number, kinds_of, loaders_of
 from ckptd.proof.trace import Moment
@@ -143,6 +143,7 @@ class Run:
         client.snapshot(self.step, self._state)
         self._write(trace.line("saved", step=self.step))
         self._write(trace.beside_line(self.step, look_beside(self._state, self._losses)))
+        self._write(trace.around_line(look_around(self._state, self._losses)))
         if self.step == max(self._plan["cuts"]):
             self._die()
 
@@ -211,6 +212,8 @@ def scramble() -> None:
 
 
 def _parts_of(made: Any) -> tuple[MutableMapping[Any, Any], Iterator[Any]]:
+    from torch.utils.data import DataLoader
+
     if not isinstance(made, tuple) or len(made) != 2:
         raise InvalidArgument(
             "make_job() must return (state, losses)", where="make_job", seen=type(made).__name__,
@@ -221,6 +224,13 @@ def _parts_of(made: Any) -> tuple[MutableMapping[Any, Any], Iterator[Any]]:
         raise InvalidArgument(
             "the state is not a dict", where="make_job", seen=type(state).__name__, wanted="name → object"
         )
+    for name, value in state.items():
+        if isinstance(value, DataLoader):
+            raise InvalidArgument(
+                "a DataLoader can't be stored, nor go on where it was", where=f"state[{name!r}]",
+                seen=type(value).__qualname__, wanted="ckptd.ResumableLoader",
+                todo="wrap it: ckptd.ResumableLoader(loader), and train with that one",
+            )  # fmt: skip
     if not isinstance(losses, Iterator):
         raise InvalidArgument(
             "losses is not an iterator", where="make_job", seen=type(losses).__name__,

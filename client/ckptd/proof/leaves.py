@@ -28,6 +28,7 @@ from ckptd.tensors.tags import MARKER
 _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _LONG: Final = 16  # a list of more numbers than this is one value
 _TEXT: Final = 120
+_SHOWN_BYTES: Final = 32
 _PARALLEL_BYTES: Final = 32 * 1024 * 1024
 _WITH_KEYS: Final = frozenset({"dict", "odict", "defaultdict", "counter"})
 
@@ -160,7 +161,9 @@ def _look(row: TensorSpec) -> str:
 
 
 def plain_leaf(value: Any) -> Leaf:
-    """The line of a value without parts."""
+    """The line of a value without parts. Bytes that nobody reads, such as a generator's state, are only counted."""
+    if isinstance(value, (bytes, bytearray)) and len(value) > _SHOWN_BYTES:
+        return Leaf(f"{len(value)} bytes", _hash(value))
     text = _spell(value)
     return Leaf(text) if len(text) <= _TEXT else Leaf(text[:_TEXT] + "…", _hash(text.encode()))
 
@@ -186,7 +189,7 @@ def hash_of(tensor: torch.Tensor) -> str:
     return _hash(plain.view(torch.uint8).numpy().data) if plain.numel() else _hash(b"")
 
 
-def _hash(data: bytes | memoryview) -> str:
+def _hash(data: bytes | bytearray | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
 
 

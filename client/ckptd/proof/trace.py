@@ -62,6 +62,7 @@ class Trace:
         kinds: Component → what it is: module, optimizer, scheduler, loader, generator, data, rng.
         moments: Step → state. In a resumed run the first is the state right after the restore.
         beside: Step → what the job reaches beside its state.
+        around: What beside.look_around found at the last snapshot, by its kind, as a reader would write it.
         ended: The step after which the job had no more; None when it went on.
         unseeded: Part of the RNG → the first step that drew from it, though the job never seeded it.
         refused: Why restore() refused the checkpoint; "" when it didn't.
@@ -74,6 +75,7 @@ class Trace:
     kinds: dict[str, str] = field(default_factory=dict)
     moments: dict[int, Moment] = field(default_factory=dict)
     beside: dict[int, dict[str, Leaf]] = field(default_factory=dict)
+    around: dict[str, list[str]] = field(default_factory=dict)
     ended: int | None = None
     unseeded: dict[str, int] = field(default_factory=dict)
     refused: str = ""
@@ -101,6 +103,11 @@ def component_of(key: str) -> str:
 def scoped(name: str, scope: str) -> str:
     """The name of a variable with where it is, `counter in losses()`; what it holds is named after it with dots."""
     return f"{name}{_SCOPE}{scope}{_SCOPE}"
+
+
+def is_scoped(name: str) -> bool:
+    """Whether it is the name of a variable itself, or of what that holds, and not of a part of the state."""
+    return _SCOPE in name
 
 
 def show_scoped(name: str) -> str:
@@ -131,6 +138,10 @@ def beside_line(step: int, leaves: Mapping[str, Leaf]) -> str:
     return line("beside", step=step, leaves=[[name, one.text, one.digest] for name, one in leaves.items()])
 
 
+def around_line(found: Mapping[str, Iterable[str]]) -> str:
+    return line("around", found={kind: list(map(show_scoped, names)) for kind, names in found.items()})
+
+
 def line(event: str, **data: Any) -> str:
     return json.dumps({"event": event, **data}) + "\n"
 
@@ -159,6 +170,8 @@ def _take(trace: Trace, event: dict[str, Any]) -> None:
         trace.state_bytes = max(trace.state_bytes, sum(leaf.nbytes for leaf in leaves.values()))
     elif kind == "beside":
         trace.beside[event["step"]] = {name: Leaf(*rest) for name, *rest in event["leaves"]}
+    elif kind == "around":
+        trace.around = event["found"]
     elif kind == "kinds":
         trace.kinds = event["kinds"]
     elif kind == "saved":
