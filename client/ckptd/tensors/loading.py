@@ -29,6 +29,7 @@ from ckptd.tensors.registered_tags import refuse_changed
 from ckptd.tensors.shard_tensors import ShardTensors
 from ckptd.tensors.tag_reader import decode
 from ckptd.tensors.tags import MARKER
+from ckptd.tensors.ties_across_files import tie_across_files
 
 _SCHEMAS: Final = {"single": "ckpt.v2", "sharded": "ckpt.v2-sharded"}
 _ENVELOPE: Final = frozenset({"schema", "wall_saved_at", "step"})
@@ -66,8 +67,10 @@ def load(
 
     Returns:
         {"model": state_dict, "optimizer": …, "rng": …}: what was saved, with plain values for objects.
-        Generators come back as generators, tied tensors share their memory. An instance of a registered class
-        (`ckptd.register_type`) that this process hasn't registered is a `ckptd.tensors.registered_tags.Unbuilt`.
+        Generators come back as generators. Tied tensors share their memory, also those of different components and
+        files; what `only` leaves out isn't read, and what was tied to it has a memory of its own. An instance of a
+        registered class (`ckptd.register_type`) that this process hasn't registered is a
+        `ckptd.tensors.registered_tags.Unbuilt`.
 
     Raises:
         CheckpointGone: It isn't there, or was deleted before it was opened.
@@ -169,6 +172,7 @@ def _read(
     payload = _payload(reader, body)
     chosen = _select(payload, only, absent_ok)
     shards = _read_shards(reader, rows)
+    tie_across_files(rows, payload, shards, f"{reader.path}/{TABLE_FILE}")
     components = {name: decode(_with_tensors(value, shards, reader.path)) for name, value in chosen.items()}
     return components, tuple(payload)
 
