@@ -195,6 +195,11 @@ def with_attribute() -> OrderedDict[str, int]:
     return value
 
 
+def attributed(value: Any) -> Any:
+    value.more = 1
+    return value
+
+
 class DTensor(torch.Tensor):
     pass
 
@@ -216,6 +221,14 @@ UNSTORABLE = {
     "cycle": cyclic,
     "too deep": lambda: deep(200),
     "attribute": with_attribute,
+    "attribute of a Counter": lambda: attributed(Counter("ab")),
+    "attribute of a Random": lambda: attributed(random.Random(1)),
+    "numpy subclass": lambda: type("F", (np.float64,), {})(1.0),
+    "array of no bytes an item": lambda: np.zeros(3, [("a", "U0")])["a"],
+    "mkldnn": lambda: torch.ones(3).to_mkldnn(),
+    "fp8 negated lazily": lambda: torch._neg_view(torch.ones(3).to(torch.float8_e4m3fn)),
+    "functional": lambda: torch._to_functional_tensor(torch.ones(3)),
+    "key of 5000 digits": lambda: {10**5000: 1},
     "factory": lambda: defaultdict(lambda: 1),
     "object array": lambda: np.array([object()]),
     "structured array": lambda: np.zeros(2, dtype=[("a", int), ("b", float)]),
@@ -259,6 +272,27 @@ def test_a_quantized_tensor_is_refused() -> None:
         quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
     with pytest.raises(UnstorableState, match="quantized"):
         capture({"a": quantized})
+
+
+def test_a_tensor_inside_functionalize_is_refused() -> None:
+    def snapshot(x: torch.Tensor) -> torch.Tensor:
+        y = x + 0
+        y.add_(1)  # put off: the memory has still what it had
+        with pytest.raises(UnstorableState, match="functionalize") as caught:
+            capture({"a": y})
+        assert caught.value.where == "state['a']"
+        return y
+
+    assert torch.func.functionalize(snapshot)(torch.ones(3)).tolist() == [2, 2, 2]
+
+
+def test_what_is_said_of_a_tensor_of_another_layout_is_so() -> None:
+    with pytest.raises(UnstorableState, match="mkldnn tensor") as caught:
+        capture({"a": torch.ones(3).to_mkldnn()})
+    assert "sparse" not in str(caught.value)
+    with pytest.raises(UnstorableState, match="lazily negated") as caught:
+        capture({"a": torch._neg_view(torch.ones(3).to(torch.float8_e4m3fn))})
+    assert "view of" in caught.value.todo
 
 
 @pytest.mark.parametrize("name", ["schema", "wall_saved_at", "step", "rng", "__ckptd__"])

@@ -69,3 +69,26 @@ def test_only_plain_keys_are_keys() -> None:
     assert not keypath.is_key([1])
     assert not keypath.is_key((1, [2]))
     assert not keypath.is_key(1j)
+
+
+def test_whatever_has_no_repr_is_shown_too() -> None:
+    class Shy:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    assert keypath.show((10**5000,)).startswith("state[0x31e2")
+    assert "Shy" in keypath.show((Shy(),))
+    assert len(keypath.show((10**50000,))) < 1000
+
+
+def test_of_a_long_path_both_ends_are_shown() -> None:
+    assert keypath.show_ends(tuple(range(10))) == "state[0][1][2][3]…(2 more)…[6][7][8][9]"
+    assert keypath.show_ends(tuple(range(8))) == keypath.show(range(8))
+
+
+def test_a_key_is_nested_as_deep_as_a_state_at_most() -> None:
+    key: Any = 1
+    for _ in range(100):
+        key = (key,)
+    assert keypath.is_key(key)
+    assert not keypath.is_key((key,))

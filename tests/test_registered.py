@@ -316,6 +316,72 @@ def test_what_would_be_lost_of_an_instance_is_refused_by_key_path(kind: str) -> 
     assert caught.value.where.startswith(f"state['a']['{key}']" if key else "state['a']")
 
 
+class Gaps(enum.IntFlag):
+    A = 1
+    X = 6
+    NONE = 0
+
+
+class Masks(enum.Flag):
+    AB = 3
+    BC = 6
+    D = 8
+    ALSO_D = 8
+
+
+class Kept(enum.IntFlag, boundary=enum.KEEP):
+    A = 1
+    BC = 6
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        (Gaps.X, ["X"]), (Gaps.A | Gaps.X, ["A", "X"]), (Gaps(0), []),
+        (Masks.AB, ["AB"]), (Masks(4), None), (Masks.AB | Masks.BC, ["AB", "BC"]),
+        (Masks.AB | Masks.D, ["D", "AB"]), (Kept(7), ["A", "BC"]), (Mode.RW, ["R", "W"]), (~Mode.R, ["W", "X"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_flag_comes_back_whatever_members_its_bits_have(
+    value: enum.Flag, names: list[str] | None, tmp_path: Path
+) -> None:
+    ckptd.register_type(type(value))
+    if names is None:  # bits that no member has
+        with pytest.raises(UnstorableState, match="no name") as caught:
+            capture({"a": [value]})
+        assert caught.value.where == "state['a'][0]"
+        assert caught.value.todo
+        return
+    assert capture({"a": value}).state["a"]["members"] == names
+    assert through_disk(tmp_path, {"a": value})["a"] is value
+
+
+@dataclass
+class Box(Generic[T]):
+    x: T
+
+
+def test_type_arguments_that_typing_notes_on_an_instance_are_no_data(tmp_path: Path) -> None:
+    ckptd.register_type(Box)
+    boxed = Box[int](3)
+    assert "__orig_class__" in vars(boxed)
+    loaded = through_disk(tmp_path, {"b": boxed}, rng=False)
+    assert loaded["b"] == Box(3)
+    assert vars(loaded["b"]) == {"x": 3}
+    live = Box[int](4)
+    apply_state({"b": live}, loaded)
+    assert live.x == 3
+    assert "__orig_class__" in vars(live)
+
+
+def test_what_to_do_about_a_cached_property_is_said() -> None:
+    ckptd.register_type(Cached)
+    with pytest.raises(UnstorableState) as caught:
+        capture({"a": cached()})
+    assert "a cached_property a property" in caught.value.todo
+
+
 def saved_then(tmp_path: Path, value: Any, forget: type, now: type | None, name: str) -> Path:
     """A checkpoint with value in it, after which the class of this name is another one, or none."""
     path = ckptd.save(tmp_path / "c", {"v": {"in": [value]}, "rest": 5}, step=1)

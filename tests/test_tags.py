@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
-from typing import Any
+from collections import OrderedDict, namedtuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -93,6 +93,112 @@ def test_a_class_in_memory_that_is_no_such_namedtuple_is_not_used() -> None:
         tag = {"__ckptd__": "namedtuple", "module": module, "name": name, "fields": ["a"], "items": [1]}
         value = decode(tag)
         assert value._fields == ("a",)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"\0", b"ab\0", b"\0\0", b"\0a", "", "\0", "a\0\0", "\0é\U0001f600\0", "\ud800\0"],
+    ids=ascii,
+)
+def test_a_numpy_string_keeps_its_length(value: str | bytes) -> None:
+    scalar = np.str_(value) if isinstance(value, str) else np.bytes_(value)
+    tag = tags.encode(scalar, ())
+    assert tag is not None
+    back = decode(tag)
+    assert type(back) is type(scalar)
+    assert back == scalar
+    assert len(back) == len(value)
+    assert back.dtype == scalar.dtype
+
+
+@pytest.mark.parametrize("kind", ["S0", "U0"])
+def test_an_empty_string_of_an_older_file_is_read(kind: str) -> None:
+    tag = {"__ckptd__": "numpy-scalar", "dtype": kind, "data": b"\0"}
+    assert decode(tag) == ("" if kind == "U0" else b"")
+
+
+def unknown(name: str, fields: list[str]) -> Any:
+    """A namedtuple of a class that nobody finds by its name."""
+    return namedtuple(name, fields, rename=True)(*range(len(fields)))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("fields", [["a", "class", "a"], ["_x"], [], ["é", "_1"]], ids=str)
+def test_a_namedtuple_with_renamed_fields_comes_back(fields: list[str]) -> None:
+    value = unknown("Unknown", fields)
+    tag = tags.encode(value, ())
+    assert tag is not None
+    back = decode(tag)
+    assert back == value
+    assert back._fields == value._fields
+
+
+class Longer(tuple):  # type: ignore[type-arg]
+    _fields = ("a",)
+
+
+class Private(tuple):  # type: ignore[type-arg]
+    _fields = ("_a",)
+
+
+class Own(NamedTuple):
+    a: int
+    b: int = 2
+
+    def __len__(self) -> int:
+        return 7
+
+    def __iter__(self) -> Any:
+        return iter("xyz")
+
+
+def noted() -> Longer:
+    value = Longer((1,))
+    value.note = [1]  # type: ignore[attr-defined]
+    return value
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Longer((1, 2)), lambda: Longer(()), noted, lambda: Private((1,)),
+        lambda: type("no name", (tuple,), {"_fields": ("a",)})((1,)),
+        lambda: type("T", (tuple,), {"_fields": ("a", "a")})((1, 2)),
+        lambda: type("T", (tuple,), {"_fields": ("a",), "__module__": None})((1,)),
+    ],
+)  # fmt: skip
+def test_a_tuple_that_only_looks_like_a_namedtuple_is_refused(make: Any) -> None:
+    with pytest.raises(UnstorableState, match=r"state\['a'\]") as caught:
+        capture({"a": make()})
+    assert caught.value.todo == "store tuple(value)"
+
+
+def test_a_namedtuple_is_stored_by_its_items_whatever_it_iterates_over() -> None:
+    tag = tags.encode(Own(1), ())
+    assert tag is not None
+    back = decode(tag)
+    assert type(back) is Own
+    assert (back.a, back.b) == (1, 2)
+
+
+@pytest.mark.parametrize("fields", [["_a"], ["a", "a"], ["class"], ["a b"], [""], ["_0", "_0"]], ids=str)
+def test_fields_that_no_namedtuple_has_are_refused_when_read(fields: list[str]) -> None:
+    tag = {
+        "__ckptd__": "namedtuple",
+        "module": "m",
+        "name": "T",
+        "fields": fields,
+        "items": [1] * len(fields),
+    }
+    with pytest.raises(CorruptCheckpoint):
+        decode(tag)
+
+
+def test_an_array_of_a_dtype_that_numpy_doesnt_know_by_its_name_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tags, "_dtype_name", lambda dtype: "<f1")  # as an extension's float8 may call itself
+    with pytest.raises(UnstorableState, match="dtype"):
+        tags.encode(np.ones(3), ())
 
 
 def test_encoding_and_decoding_are_inverse_by_themselves() -> None:

@@ -41,8 +41,9 @@ def register_type(cls: type[Any] | None = None, *, name: str | None = None) -> A
 
     Register it where it is defined, so that the process that saves and the one that loads both do. Of a
     dataclass the fields are stored by name, with whatever a state may hold in them; it is made again without calling
-    `__init__` or `__post_init__`. Of an enum the member's name and value are stored. `restore` needs the class registered
-    and unchanged; in `load` a value of a class that isn't registered is a `ckptd.tensors.registered_tags.Unbuilt`.
+    `__init__` or `__post_init__`, and without the type arguments that `Box[int](3)` notes on it. Of an enum the
+    member's name and value are stored. `restore` needs the class registered and unchanged; in `load` a value
+    of a class that isn't registered is a `ckptd.tensors.registered_tags.Unbuilt`.
 
     Args:
         cls: The class.

@@ -7,29 +7,54 @@ that only look alike (1, "1") stay apart in both spellings.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ckptd.errors import CorruptCheckpoint
+from ckptd.limits import MAX_TREE_DEPTH
 
 Path: TypeAlias = tuple[Any, ...]
+
+#: Keys at each end of a path that is shown shortened.
+_END: Final = 4
 
 _SCALARS = frozenset({str, int, bool, float, type(None), bytes})
 
 
-def is_key(value: object) -> bool:
-    """Whether value may be a key in a state: str, int, bool, float, None, bytes, or a tuple of those."""
+def is_key(value: object, levels: int = MAX_TREE_DEPTH) -> bool:
+    """Whether value may be a key in a state: str, int, bool, float, None, bytes, or a tuple of those.
+
+    Args:
+        value: Any object.
+        levels: How deep its tuples may be nested.
+    """
     if type(value) is tuple:
-        return _SCALARS.issuperset(map(type, value)) or all(map(is_key, value))
+        return _SCALARS.issuperset(map(type, value)) or (
+            levels > 1 and all(is_key(part, levels - 1) for part in value)
+        )
     return type(value) in _SCALARS
 
 
 def show(path: Iterable[Any]) -> str:
     """`state['model']['h.0.weight'][3]`: a path as a reader would write it in Python."""
-    return "state" + "".join(f"[{_cut(repr(key))}]" for key in path)
+    return "state" + "".join(f"[{text(key)}]" for key in path)
 
 
-def _cut(text: str, at: int = 400) -> str:
-    return text if len(text) <= at else text[:at] + "…"
+def show_ends(path: Path) -> str:
+    """As `show`, of a long path only how it begins and ends."""
+    left_out = len(path) - 2 * _END
+    if left_out <= 0:
+        return show(path)
+    end = "".join(f"[{text(key)}]" for key in path[-_END:])
+    return f"{show(path[:_END])}…({left_out} more)…{end}"
+
+
+def text(value: Any, at: int = 400) -> str:
+    """repr(value) cut to `at` characters; also of what has none, as an int of more than 4300 digits."""
+    try:
+        shown = repr(value)
+    except Exception as error:  # noqa: BLE001 - a message is being made: another error would hide what it is about
+        shown = hex(value) if type(value) is int else f"<{type(value).__qualname__}: {type(error).__name__}>"
+    return shown if len(shown) <= at else shown[:at] + "…"
 
 
 def to_json(path: Iterable[Any]) -> list[Any]:
@@ -82,17 +107,17 @@ def _key_from_json(value: object) -> Any:
     raise _not_a_path(value)
 
 
-def _from_text(kind: str, text: str) -> float | bytes:
+def _from_text(kind: str, spelled: str) -> float | bytes:
     try:
-        key: float | bytes = float.fromhex(text) if kind == "float" else bytes.fromhex(text)
+        key: float | bytes = float.fromhex(spelled) if kind == "float" else bytes.fromhex(spelled)
     except (ValueError, OverflowError) as error:
-        raise _not_a_path({kind: text}) from error
-    if key.hex() != text:  # one spelling for each key, so that equal paths have equal bytes
-        raise _not_a_path({kind: text})
+        raise _not_a_path({kind: spelled}) from error
+    if key.hex() != spelled:  # one spelling for each key, so that equal paths have equal bytes
+        raise _not_a_path({kind: spelled})
     return key
 
 
 def _not_a_path(value: object) -> CorruptCheckpoint:
     return CorruptCheckpoint(
-        "not a key path", seen=_cut(repr(value), 200), wanted="a list of keys as keypath.to_json writes it"
+        "not a key path", seen=text(value, 200), wanted="a list of keys as keypath.to_json writes it"
     )

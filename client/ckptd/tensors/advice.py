@@ -49,7 +49,9 @@ def advice(value: Any) -> str:
     if _is_data(value):
         return f"ckptd.register_type({type(value).__qualname__})"
     for cls in type(value).__mro__:
-        if (known := _BY_CLASS.get(f"{cls.__module__.partition('._')[0]}.{cls.__qualname__}")) is not None:
+        if (
+            known := _BY_CLASS.get(f"{str(cls.__module__).partition('._')[0]}.{cls.__qualname__}")
+        ) is not None:
             return known
     if isinstance(value, Mapping):
         return "store dict(value), and what lies in it as plain data too"

@@ -30,7 +30,9 @@ from ckptd.tensors.advice import advice, has_method
 from ckptd.tensors.copying import copy_tensors
 from ckptd.tensors.gradients import Gradients, gradient_bytes_to_come
 from ckptd.tensors.module_names import canonical_state_dict
+from ckptd.tensors.nesting import check_depth
 from ckptd.tensors.optim import held_optimizer, moment_bytes_to_come, name_parameters, optimizer_to_plain
+from ckptd.tensors.plain_keys import check_element, check_key
 from ckptd.tensors.registered_tags import items_below
 from ckptd.tensors.rng import capture_rng_state
 from ckptd.tensors.tensor_rows import TensorRows
@@ -66,7 +68,8 @@ def capture(state: Mapping[Any, Any], *, rng: bool = True) -> Captured:
 
     Args:
         state: Component name → module, optimizer, object with `state_dict` and `load_state_dict`, generator,
-            tensor or plain data, nested as you like.
+            tensor or plain data, nested up to 100 levels. A list, tuple, dict, set or object counts as one, a
+            deque, namedtuple or registered dataclass as two, any other kind of dict as three.
         rng: Whether to store the global generators as component "rng". They are read first.
 
     Raises:
@@ -77,11 +80,10 @@ def capture(state: Mapping[Any, Any], *, rng: bool = True) -> Captured:
     _check_top(state)
     random_state = capture_rng_state() if rng else None
     walker = _Walker(state)
-    plain = {tags.check_key(name, ()): walker.store(value, (name,)) for name, value in state.items()}
+    plain = {check_key(name, ()): walker.store(value, (name,)) for name, value in state.items()}
     if random_state is not None:
         plain["rng"] = walker.store(random_state, ("rng",))
-    table = walker.table
-    return Captured(plain, tuple(table.rows), table.sources, table.data_bytes)
+    return Captured(plain, tuple(walker.table.rows), walker.table.sources, walker.table.data_bytes)
 
 
 def copy_into(captured: Captured, buffer: memoryview | numpy.ndarray) -> None:
@@ -144,7 +146,7 @@ class _Walker:
         self._state = state
         self._names: dict[int, str] | None = None
         self._open: set[int] = set()
-        self._depth = 0
+        self._depth = 1  # the state's own
         self._giver: Path | None = None  # of the object whose state_dict() is being stored
 
     def store(self, value: Any, path: Path) -> Any:
@@ -153,32 +155,30 @@ class _Walker:
             return value
         if isinstance(value, torch.Tensor):
             return self.table.add(value, path)
-        self._enter(value, path)
+        levels = self._enter(value, path)
         try:
             handler = _HANDLERS.get(kind)
             return handler(self, value, path) if handler else self._store_other(value, path)
         finally:
-            self._depth -= 1
+            self._depth -= levels
             self._open.discard(id(value))
 
-    def _enter(self, value: Any, path: Path) -> None:
+    def _enter(self, value: Any, path: Path) -> int:
+        """Note that value is being stored; how many levels it takes."""
         if id(value) in self._open:
             raise UnstorableState(
                 "the state contains itself", where=keypath.show(path), seen=tags.type_name(value),
                 todo="store it without that reference, or only an index or name in its place",
             )  # fmt: skip
-        if self._depth >= MAX_TREE_DEPTH:
-            raise UnstorableState(
-                "nested too deep", where=keypath.show(path), wanted=f"at most {MAX_TREE_DEPTH} levels",
-                todo="store it flat: a list of rows, or a dict by path",
-            )  # fmt: skip
-        self._depth += 1
+        levels = check_depth(value, self._depth, path)
+        self._depth += levels
         self._open.add(id(value))
+        return levels
 
     def _store_dict(self, value: dict[Any, Any], path: Path) -> Any:
         if tags.MARKER in value:
             return tags.encode_dict(value, path, self.store)
-        return {tags.check_key(key, path): self.store(item, (*path, key)) for key, item in value.items()}
+        return {check_key(key, path): self.store(item, (*path, key)) for key, item in value.items()}
 
     def _store_ordered_dict(self, value: OrderedDict[Any, Any], path: Path) -> Any:
         extra = [name for name, held in vars(value).items() if name != "_metadata" or held is None]
@@ -190,7 +190,7 @@ class _Walker:
         if tags.MARKER in value:
             return tags.encode_dict(value, path, self.store)
         plain = OrderedDict(
-            (tags.check_key(key, path), self.store(item, (*path, key))) for key, item in value.items()
+            (check_key(key, path), self.store(item, (*path, key))) for key, item in value.items()
         )
         if hasattr(value, "_metadata"):
             plain._metadata = self.store(value._metadata, (*path, "_metadata"))  # type: ignore[attr-defined]
@@ -204,7 +204,7 @@ class _Walker:
         return tuple(self.store(item, (*path, index)) for index, item in enumerate(value))
 
     def _store_set(self, value: set[Any], path: Path) -> Any:
-        return {tags.check_element(item, path) for item in value}
+        return {check_element(item, path) for item in value}
 
     def _store_size(self, value: torch.Size, path: Path) -> Any:
         return SizeValue(tuple(value))

@@ -22,6 +22,9 @@ from ckptd.registered import class_of, name_of
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 
+#: What typing notes on an instance of Box[int]: of use to type checkers at run time only, and no data.
+_TYPE_ARGUMENTS: Final = "__orig_class__"
+
 _LEAVES: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
@@ -71,14 +74,26 @@ def field_names(cls: type) -> tuple[str, ...]:
 
 
 def _members_of(value: enum.Enum, path: Path) -> list[str]:
-    try:
-        names = [str(part.name) for part in value] if isinstance(value, enum.Flag) else [value.name]
-    except KeyError:  # a flag with bits that no member has alone
-        names = [str(value.name)]
+    names = _flags_in(value) if isinstance(value, enum.Flag) else [value.name]
     if _member(type(value), names) is not value:
         raise UnstorableState(
-            "an enum member that no name leads to", where=keypath.show(path), seen=repr(value)[:200]
-        )
+            "an enum member that no name leads to", where=keypath.show(path), seen=keypath.text(value, 200),
+            todo="store its value, or give each of its bits a member",
+        )  # fmt: skip
+    return names
+
+
+def _flags_in(value: enum.Flag) -> list[str]:
+    """Members that together are value: those of one bit, then those of several whose bits no other has alone."""
+    members = type(value).__members__.items()
+    inside = [
+        (m._value_, name) for name, m in members if name == m._name_ and m._value_ & ~value._value_ == 0
+    ]
+    names, bits = [], 0
+    for more, name in sorted(inside, key=lambda member: member[0].bit_count() > 1):
+        if more & ~bits:
+            names.append(name)
+            bits |= more
     return names
 
 
@@ -98,12 +113,12 @@ def _check_only_fields(value: Any, fields: tuple[str, ...], path: Path) -> None:
     for base in type(value).__mro__:
         slots = vars(base).get("__slots__", ())
         held += [slot for slot in ((slots,) if isinstance(slots, str) else slots) if hasattr(value, slot)]
-    more = set(held) - {*fields, "__dict__", "__weakref__"}
+    more = set(held) - {*fields, "__dict__", "__weakref__", _TYPE_ARGUMENTS}
     if more:
         raise UnstorableState(
             "a dataclass instance with attributes that are no fields", where=keypath.show((*path, min(more))),
             seen=f"{type(value).__qualname__} has {', '.join(sorted(more))}"[:200],
-            todo="make them fields, or delete them before the snapshot",
+            todo="make them fields (a cached_property a property), or delete them before each snapshot",
         )  # fmt: skip
 
 

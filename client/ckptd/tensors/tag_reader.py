@@ -13,9 +13,12 @@ import numpy
 import torch
 
 from ckptd.errors import CorruptCheckpoint
+from ckptd.tensors.namedtuples import could_be_made
 from ckptd.tensors.registered_tags import decode_registered
 from ckptd.tensors.seed_sequence import seed_from_plain
 from ckptd.tensors.tags import BIT_GENERATORS, FACTORIES, FUNCTIONS, MARKER, is_namedtuple
+
+_UTF_32: Final = {"<": "utf-32-le", ">": "utf-32-be"}
 
 
 def decode(plain: Any) -> Any:
@@ -88,7 +91,9 @@ def _loaded_class(module: str, name: str, fields: tuple[str, ...]) -> Any:
         found = vars(found).get(part) if isinstance(found, type) or type(found) is type(sys) else None
     if isinstance(found, type) and is_namedtuple(found) and found._fields == fields:  # type: ignore[attr-defined]
         return found
-    return namedtuple(name.rpartition(".")[2], fields, module=module)
+    if not could_be_made(name, fields):
+        raise ValueError(f"no namedtuple has the name {name!r} and the fields {fields}")
+    return namedtuple(name.rpartition(".")[2], fields, module=module, rename=True)  # keeps these, e.g. _1
 
 
 def _decode_array(tag: dict[str, Any]) -> numpy.ndarray:
@@ -104,9 +109,15 @@ def _decode_scalar(tag: dict[str, Any]) -> Any:
     dtype = numpy.dtype(str(tag["dtype"]))
     if dtype.hasobject:
         raise ValueError("a scalar of objects")
-    if len(tag["data"]) != dtype.itemsize:
-        raise ValueError(f"{len(tag['data'])} bytes for {dtype}")
-    return numpy.frombuffer(tag["data"], dtype=dtype)[0] if dtype.itemsize else dtype.type()
+    data = tag["data"] if dtype.itemsize else b""  # of an empty string NumPy gives the bytes of one NUL
+    if type(data) is not bytes or len(data) != dtype.itemsize:
+        raise ValueError(f"{len(data)} bytes for {dtype}")
+    # As a string: an item of an array ends at its last character that isn't NUL.
+    if dtype.kind == "S":
+        return numpy.bytes_(data)
+    if dtype.kind == "U":
+        return numpy.str_(data.decode(_UTF_32[dtype.str[0]], "surrogatepass"))
+    return numpy.frombuffer(data, dtype=dtype)[0]
 
 
 def _decode_torch_generator(tag: dict[str, Any]) -> Any:

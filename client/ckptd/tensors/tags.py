@@ -38,7 +38,8 @@ from torch.optim.swa_utils import SWALR
 from ckptd.errors import UnstorableState
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
-from ckptd.tensors.advice import advice_for_key
+from ckptd.tensors.namedtuples import could_be_made, is_all_fields
+from ckptd.tensors.plain_keys import check_element, check_key
 from ckptd.tensors.registered_tags import encode_registered
 from ckptd.tensors.rng import plain_numpy
 from ckptd.tensors.seed_sequence import seed_to_plain
@@ -76,9 +77,9 @@ def encode(value: Any, path: Path, walk: Walk | None = None) -> dict[str, Any] |
     walk = walk or _walk_plain
     if encoder is not None:
         return encoder(value, path, walk)
-    if isinstance(value, numpy.generic):
+    if isinstance(value, numpy.generic) and type(value) is value.dtype.type:
         return _encode_scalar(value, path)
-    if isinstance(value, tuple) and is_namedtuple(type(value)):
+    if isinstance(value, tuple) and is_namedtuple(type(value)) and is_all_fields(value):
         return _encode_namedtuple(value, path, walk)
     registered = encode_registered(value, path, walk)
     return None if registered is None else {MARKER: registered[0], **registered[1]}
@@ -107,30 +108,16 @@ def _sequence(value: Iterable[Any], path: Path, walk: Walk) -> list[Any]:
     return [walk(item, (*path, index)) for index, item in enumerate(value)]
 
 
-def check_key(key: Any, path: Path) -> Any:
-    """Return key, or raise UnstorableState when no file can hold it exactly."""
-    if keypath.is_key(key):
-        return key
-    raise UnstorableState(
-        "a dict key that can't be stored",
-        where=keypath.show(path),
-        seen=f"{type_name(key)} {repr(key)[:80]}",
-        wanted="str, int, bool, float, None, bytes or a tuple of those",
-        todo=advice_for_key(key),
-    )
-
-
 def type_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def is_namedtuple(kind: type) -> bool:
     """Whether kind is what collections.namedtuple makes, without additions that a tag couldn't hold."""
-    fields = getattr(kind, "_fields", None)
     return (
         kind.__bases__ == (tuple,)
-        and isinstance(fields, tuple)
-        and all(type(field) is str for field in fields)
+        and type(kind.__module__) is str
+        and could_be_made(kind.__qualname__, getattr(kind, "_fields", None))
     )
 
 
@@ -144,7 +131,7 @@ def _encode_namedtuple(value: Any, path: Path, walk: Walk) -> dict[str, Any]:
         "module": kind.__module__,
         "name": kind.__qualname__,
         "fields": list(kind._fields),
-        "items": _sequence(value, path, walk),
+        "items": _sequence(tuple.__iter__(value), path, walk),
     }
 
 
@@ -163,24 +150,23 @@ def _encode_defaultdict(value: defaultdict[Any, Any], path: Path, walk: Walk) ->
 
 
 def _encode_counter(value: Counter[Any], path: Path, walk: Walk) -> dict[str, Any]:
+    _check_no_more(value, frozenset(), path)
     return {MARKER: "counter", "items": _items(value, path, walk)}
 
 
 def _encode_frozenset(value: frozenset[Any], path: Path, walk: Walk) -> dict[str, Any]:
-    return {MARKER: "frozenset", "items": [check_element(item, path) for item in sorted(value, key=repr)]}
+    elements = [check_element(item, path) for item in value]
+    return {MARKER: "frozenset", "items": sorted(elements, key=repr)}
 
 
-def check_element(item: Any, path: Path) -> Any:
-    """Return an element of a set, or raise UnstorableState when no file can hold it exactly."""
-    if keypath.is_key(item) or type(item) is complex:
-        return item
-    raise UnstorableState(
-        "a set element that can't be stored",
-        where=keypath.show(path),
-        seen=f"{type_name(item)} {repr(item)[:80]}",
-        wanted="str, int, bool, float, complex, None, bytes or a tuple of those",
-        todo=advice_for_key(item),
-    )
+def _check_no_more(value: Any, known: frozenset[str], path: Path) -> None:
+    """Attributes that someone set would be lost without a word."""
+    more = sorted(set(vars(value)) - known)
+    if more:
+        raise UnstorableState(
+            f"a {type(value).__name__} with attributes", where=keypath.show(path), seen=", ".join(more)[:200],
+            todo="store them beside it, and delete them before the snapshot",
+        )  # fmt: skip
 
 
 def _encode_deque(value: deque[Any], path: Path, walk: Walk) -> dict[str, Any]:
@@ -213,7 +199,11 @@ def _encode_array(value: numpy.ndarray, path: Path, walk: Walk) -> dict[str, Any
 
 def _encode_scalar(value: numpy.generic, path: Path) -> dict[str, Any]:
     _check_dtype(value, path)
-    return {MARKER: "numpy-scalar", "dtype": _dtype_name(value.dtype), "data": value.tobytes()}
+    return {
+        MARKER: "numpy-scalar",
+        "dtype": _dtype_name(value.dtype),
+        "data": value.tobytes()[: value.dtype.itemsize],
+    }
 
 
 def _dtype_name(dtype: numpy.dtype[Any]) -> str:
@@ -221,9 +211,19 @@ def _dtype_name(dtype: numpy.dtype[Any]) -> str:
     return dtype.str if numpy.dtype(dtype.str).type is dtype.type else dtype.byteorder + dtype.char
 
 
+def _is_named(value: Any) -> bool:
+    """Whether its dtype's name leads back to it. No array of no bytes an item can be made by one, scalars can."""
+    if isinstance(value, numpy.ndarray) and not value.dtype.itemsize:
+        return False
+    try:
+        return bool(numpy.dtype(_dtype_name(value.dtype)) == value.dtype)
+    except TypeError:  # of an extension, which gives a name that NumPy doesn't know
+        return False
+
+
 def _check_dtype(value: Any, path: Path) -> None:
     dtype = value.dtype
-    if dtype.hasobject or dtype.kind not in "biufcSUmM" or dtype.metadata:
+    if dtype.hasobject or dtype.kind not in "biufcSUmM" or dtype.metadata or not _is_named(value):
         raise UnstorableState(
             "a NumPy dtype that can't be stored",
             where=keypath.show(path),
@@ -259,6 +259,7 @@ def _encode_numpy_generator(value: Any, path: Path, walk: Walk) -> dict[str, Any
 
 
 def _encode_python_random(value: random.Random, path: Path, walk: Walk) -> dict[str, Any]:
+    _check_no_more(value, frozenset({"gauss_next"}), path)
     return {MARKER: "python-random", "state": value.getstate()}
 
 

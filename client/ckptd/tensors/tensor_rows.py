@@ -54,7 +54,7 @@ class TensorRows:
         lazy = (seen.is_conj(), seen.is_neg())
         place = (seen.data_ptr(), shape, seen.stride(), seen.dtype, seen.device, lazy)
         owner = self._owners.get(place) if nbytes else None
-        source = seen if owner is not None else resolved(seen)
+        source = seen if owner is not None else _resolved_at(seen, path)
         offset = self.rows[owner].offset if owner is not None else self._reserve(nbytes)
         self.rows.append(
             TensorSpec(
@@ -102,6 +102,8 @@ def _fault(tensor: torch.Tensor) -> tuple[str, str] | None:
         if isinstance(tensor, UninitializedTensorMixin):
             return "a lazy parameter has no values yet", "run a forward pass before the first snapshot"
         return "a tensor subclass can't be stored", "store a plain torch.Tensor"
+    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
+        return "an mkldnn tensor can't be stored: its bytes are in an order of its own", "store to_dense()"
     if tensor.layout is not torch.strided:
         return (
             f"a sparse tensor can't be stored ({tensor.layout})",
@@ -113,6 +115,8 @@ def _fault(tensor: torch.Tensor) -> tuple[str, str] | None:
         return "a tensor on the meta device has no values", "materialise it first"
     if tensor.is_nested:
         return "a nested tensor can't be stored", "store its unbound parts"
+    if torch._is_functional_tensor(tensor):
+        return "a tensor inside torch.func.functionalize has no values yet", "snapshot outside of it"
     if _has_names is not None and _has_names(tensor):
         return "a tensor with named dimensions can't be stored", "store rename(None)"
     if NAME_OF_DTYPE.get(tensor.dtype) not in STORAGE_TYPES:
@@ -146,6 +150,16 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 def _describe(tensor: torch.Tensor) -> str:
     return f"{type(tensor).__module__}.{type(tensor).__qualname__} {tensor.dtype} on {tensor.device}"
+
+
+def _resolved_at(tensor: torch.Tensor, path: keypath.Path) -> torch.Tensor:
+    try:
+        return resolved(tensor)
+    except NotImplementedError as error:
+        raise UnstorableState(
+            "a lazily negated or conjugated tensor of a dtype that torch can't do it for", where=keypath.show(path),
+            seen=_describe(tensor), todo="store the tensor that it is a view of",
+        ) from error  # fmt: skip
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
