@@ -138,8 +138,9 @@ class Client:
 
         Args:
             step: Finished optimizer steps, 0 or more.
-            state: Name → module, optimizer, scheduler, object with state_dict, tensor or plain data. The
-                global random generators are stored by themselves.
+            state: Name → module, optimizer, scheduler, object with state_dict, tensor or plain data, nested
+                up to 100 levels: a deque, namedtuple or registered dataclass counts as two, any kind of dict but
+                dict and OrderedDict as three. The global random generators are stored by themselves.
             metrics: Name → number.
 
         Returns:
