@@ -272,7 +272,83 @@ def test_a_backward_pass_after_the_step_is_seen_in_every_loop(loop: Any) -> None
     assert accumulated_in(state) in ("state['optimizer']", "state['optimizers'][0]")
 
 
+# --- what hides the parameter that is looked at ---------------------------------------------------
+
+
+def test_a_layer_that_is_frozen_after_a_step_hides_no_accumulation() -> None:
+    state, step = simple(torch.optim.Adam)()
+    step()
+    state["optimizer"].zero_grad()
+    state["model"][0].requires_grad_(requires_grad=False)
+    assert accumulated_in(state) is None
+    backward(state["model"])
+    assert accumulated_in(state) == "state['optimizer']"
+
+
+def test_a_first_layer_that_gets_zeros_only_hides_no_accumulation() -> None:
+    state, step = simple(lambda p: torch.optim.SGD(p, 0.1))()
+    with torch.no_grad():  # a ReLU that lets nothing through
+        state["model"][0].weight.zero_()
+        state["model"][0].bias.fill_(-1)
+        state["model"][2].bias.fill_(1)
+    step()
+    state["optimizer"].zero_grad()
+    assert accumulated_in(state) is None
+    backward(state["model"])
+    assert not state["model"][0].weight.grad.any()
+    assert accumulated_in(state) == "state['optimizer']"
+
+
+class Holds:
+    """Gives and takes the state of the optimizer in it."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.inner = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+
+def test_an_optimizer_in_a_wrapper_is_looked_at() -> None:
+    state, step = simple(torch.optim.Adam)()
+    held = {"model": state["model"], "optimizer": Holds(state["optimizer"])}
+    step()
+    assert accumulated_in(held) is None
+    backward(state["model"])
+    assert accumulated_in(held) == "state['optimizer']"
+
+
+def test_the_optimizer_itself_is_named_before_what_holds_it() -> None:
+    state, step = simple(torch.optim.Adam)()
+    scheduler = torch.optim.lr_scheduler.StepLR(state["optimizer"], 1)
+    step()
+    backward(state["model"])
+    state = {"warmup": Holds(state["optimizer"]), "scheduler": scheduler, **state}
+    assert accumulated_in(state) == "state['optimizer']"
+    assert accumulated_in({"scheduler": scheduler}) is None
+
+
 # --- the first step -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, lambda p: torch.optim.SGD(p, 0.1)])
+def test_an_optimizer_that_stepped_before_anyone_watched_gives_no_alarm(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, step = simple(make)()
+    step()
+    monkeypatch.setattr(accumulation, "_watch", accumulation._Watch())  # as at a first import
+    assert accumulated_in(state) is None
+    newer, _ = simple(make)()
+    backward(newer["model"])
+    assert accumulated_in(newer) == "state['optimizer']"
+    accumulation._watch.after_step(state["optimizer"], (), {})
+    assert accumulated_in(state) is None
+    backward(state["model"])
+    assert accumulated_in(state) == "state['optimizer']"
 
 
 def test_before_the_first_step_every_gradient_counts() -> None:
@@ -392,7 +468,7 @@ def test_a_group_that_is_frozen_is_not_searched_at_every_step_and_found_when_it_
     head(layer(torch.rand(2, 4))).sum().backward()
     for _ in range(60):
         watch.after_step(optimizer, (), {})
-    assert [parameter is layer.weight for parameter, _ in watch.noted(layer.parameters())] == [True]
+    assert [id(each) for each, _ in watch.noted(layer.parameters())] == [id(layer.weight), id(layer.bias)]
 
 
 # --- it leaves things alone -----------------------------------------------------------------------

@@ -1,9 +1,10 @@
 # ruff: noqa: TID253
 """Whether gradients were accumulated since the last optimizer step: what a snapshot without them would lose.
 
-Torch's hook after every optimizer step notes the gradient of one parameter of each group: which tensor it is and
-how often it was changed. A snapshot that finds another one, and not all zeros, comes after a backward pass that no
-step has used. The hook touches no object of the user and keeps no gradient alive.
+Torch's hook after every optimizer step notes the gradients of two parameters of each group, the first and the last
+that have one: which tensor it is and how often it was changed. A snapshot that finds another one, and not all zeros,
+comes after a backward pass that no step has used. Two, as the first layers may be frozen later on, or get zeros only.
+The hook touches no object of the user and keeps no gradient alive.
 
 What looks like that and isn't is no reason for a warning, so in doubt there is none:
 
@@ -12,10 +13,12 @@ What looks like that and isn't is no reason for a warning, so in doubt there is 
 - A backward pass through a model whose own optimizer stepped before (a GAN's discriminator): whoever steps last has
   the notes of all renewed.
 - A step that torch.compile took in: nothing is known of it.
+- An optimizer that is older than the hook and hasn't stepped since: it may have stepped before.
 """
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -27,7 +30,9 @@ from torch.utils.weak import TensorWeakRef
 from ckptd.limits import MAX_TREE_DEPTH
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
+from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.gradients import Gradients
+from ckptd.tensors.optim import held_optimizer
 from ckptd.tensors.registered_tags import fields_of
 
 __all__ = ["accumulated_in"]
@@ -38,6 +43,7 @@ _MOST_RENEWED: Final = 8
 _LOOK_AGAIN_EVERY: Final = 64
 #: Longer ones hold data, such as losses; to look into them at each snapshot would cost more than to copy them.
 _LONGEST_SEARCHED: Final = 1000
+_LOOKED_AT: Final = (torch.optim.Optimizer, Gradients)
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -71,7 +77,8 @@ class _Stepped:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = weakref.ref(optimizer)
-        self._places: list[int | None] = []  #: position in each group; None: no gradient was found in it
+        #: For each group the positions of the two; None: no gradient was found in it; (): none was looked for.
+        self._places: list[tuple[int, ...] | None] = []
         self._steps = 0
 
     def renew(self, notes: dict[int, _Note]) -> None:
@@ -81,18 +88,31 @@ class _Stepped:
             return
         groups = optimizer.param_groups
         if len(self._places) != len(groups):
-            self._places = [0] * len(groups)
+            self._places = [()] * len(groups)
         for number, group in enumerate(groups):
-            parameters, place = group["params"], self._places[number]
-            if place is not None and place < len(parameters):
-                notes.pop(id(parameters[place]), None)
-                if _noted(parameters[place], notes):
-                    continue
-            if place is not None or self._steps % _LOOK_AGAIN_EVERY == 0:
-                self._places[number] = next(
-                    (at for at, each in enumerate(parameters) if _noted(each, notes)), None
-                )
+            parameters, places = group["params"], self._places[number]
+            if places is not None and _renewed(
+                [parameters[at] for at in places if at < len(parameters)], notes
+            ):
+                continue
+            if places is not None or self._steps % _LOOK_AGAIN_EVERY == 0:
+                self._places[number] = _found(parameters, notes)
         self._steps += 1
+
+
+def _renewed(parameters: list[torch.Tensor], notes: dict[int, _Note]) -> bool:
+    """Whether each of them has a gradient still; without one it has no note any more."""
+    for each in parameters:
+        notes.pop(id(each), None)
+    return bool(parameters) and all(_noted(each, notes) for each in parameters)
+
+
+def _found(parameters: list[torch.Tensor], notes: dict[int, _Note]) -> tuple[int, ...] | None:
+    """The first and the last that have a gradient: these are noted."""
+    first = next((at for at, each in enumerate(parameters) if _noted(each, notes)), None)
+    if first is None:
+        return None
+    return first, next(at for at in range(len(parameters) - 1, -1, -1) if _noted(parameters[at], notes))
 
 
 class _Watch:
@@ -103,6 +123,14 @@ class _Watch:
         self._notes: dict[int, _Note] = {}
         self._stepped: dict[int, _Stepped] = {}
         self._sweep_at = 1024
+        # By type(): isinstance() would ask objects for their __class__, which may be code of the user's.
+        self._older = [
+            weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)
+        ]
+
+    def may_have_stepped(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is older than the watch: what it did before nobody has seen."""
+        return any(older() is optimizer for older in self._older)
 
     def after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Torch calls it after each step of any optimizer."""
@@ -156,10 +184,14 @@ def accumulated_in(state: Mapping[Any, Any]) -> str | None:
         return None
     found = list(_objects(state, (), 0))
     optimizers = [(path, each) for path, each in found if isinstance(each, torch.optim.Optimizer)]
+    optimizers += [(path, held) for path, each in found if (held := _held(each)) is not None]
     notes = [list(_watch.noted(_parameters(optimizer))) for _, optimizer in optimizers]
     stored: set[int] | None = None
     for (path, optimizer), own in zip(optimizers, notes, strict=True):
-        grown = _grown(own) if any(notes) else _any_gradient(optimizer)
+        if any(notes):
+            grown = _grown(own)
+        else:
+            grown = None if _watch.may_have_stepped(optimizer) else _any_gradient(optimizer)
         if grown is None or _step_was_left_out(optimizer):
             continue
         if stored is None:
@@ -215,8 +247,15 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
+def _held(value: Any) -> Any:
+    """The optimizer that a wrapper in the state may give the state of."""
+    if isinstance(value, (*_LOOKED_AT, torch.optim.lr_scheduler.LRScheduler)) or not has_state_dict(value):
+        return None
+    return held_optimizer(value)
+
+
 def _objects(value: Any, path: Path, depth: int) -> Iterator[tuple[Path, Any]]:
-    if isinstance(value, (torch.optim.Optimizer, Gradients)):
+    if isinstance(value, _LOOKED_AT) or isinstance(_held(value), torch.optim.Optimizer):
         yield path, value
     elif depth < MAX_TREE_DEPTH:
         inner = fields_of(value) or value
