@@ -195,3 +195,12 @@ def test_a_map_location_moves_no_rng_bytes(tmp_path: Path) -> None:
     assert loaded["rng"]["torch"].device.type == "cpu"
     assert torch.equal(loaded["rng"]["torch"], ckptd.load(path)["rng"]["torch"])
     ckptd.restore_rng_state(loaded["rng"])
+
+
+def test_the_seconds_of_another_run_are_not_this_ones(places: Path) -> None:
+    saved(places, run="other")
+    with ckptd.Client(places, "other", daemon="off") as client:
+        own = client.restore(make(1.0))
+    assert own is not None and own.run_seconds > 0.0
+    warm = restored(places, make(1.0), source=own.path)
+    assert (warm.run_seconds, warm.sequence) == (0.0, None)

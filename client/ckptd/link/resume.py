@@ -29,7 +29,7 @@ from ckptd.format.records import CheckpointIndex
 from ckptd.link.failures import warn
 from ckptd.names import check_step
 from ckptd.tensors.loading import Loaded, load_with_index
-from ckptd.tensors.restoring import RestoreReport, apply_state
+from ckptd.tensors.restoring import RestoreReport, apply_state, normal_tensors
 
 __all__ = ["Resumed", "restore"]
 
@@ -49,7 +49,8 @@ class Resumed:
         reshaped: Key paths of tensors that have another shape in the checkpoint; they keep their values.
         not_asked: Names of the components that the checkpoint has and `only` left out.
         sequence: The checkpoint's commit counter; None when it isn't one of this run.
-        run_seconds: Training seconds up to it.
+        run_seconds: Training seconds of the run up to it; 0.0 when it isn't one of this run (a warm start), whose
+            seconds begin anew.
     """
 
     step: int
@@ -73,11 +74,12 @@ def restore(
     source: str | os.PathLike[str] | None, only: Collection[str] | None, strict: bool,
 ) -> Resumed | None:  # fmt: skip
     """Restore the checkpoint at `source`, of `step`, or the newest on the line; see Client.restore."""
-    if source is None:
-        return _restore_run(root, run, state, run_id=run_id, step=step, only=only, strict=strict)
-    if step is not None:
+    if source is not None and step is not None:
         raise InvalidArgument("step and source exclude each other", where="restore", todo="give one of them")
-    return _restore_from(source, root, run, state, run_id=run_id, only=only, strict=strict)
+    with normal_tensors():  # what is loaded becomes the live state's
+        if source is None:
+            return _restore_run(root, run, state, run_id=run_id, step=step, only=only, strict=strict)
+        return _restore_from(source, root, run, state, run_id=run_id, only=only, strict=strict)
 
 
 def _restore_run(
@@ -210,7 +212,7 @@ def _apply(
         reshaped=tuple(report.reshaped),
         not_asked=tuple(name for name in loaded.names if only is not None and name not in only),
         sequence=index.sequence if index is not None and own else None,
-        run_seconds=index.run_seconds if index is not None else 0.0,
+        run_seconds=index.run_seconds if index is not None and own else 0.0,
     )
 
 

@@ -28,11 +28,13 @@ class Rehearsed:
         missing: Names the module has and gets no value for.
         unused: Names of the state that nothing takes.
         writes: Name in the module → the tensor it would take over.
+        resized: Names of the buffers that it would give another shape first (torch's quantisation observers do).
     """
 
     missing: tuple[str, ...]
     unused: tuple[str, ...]
     writes: dict[str, torch.Tensor]
+    resized: frozenset[str]
 
 
 def rehearse(module: torch.nn.Module, state: Mapping[str, Any]) -> Rehearsed | None:
@@ -53,7 +55,7 @@ def rehearse(module: torch.nn.Module, state: Mapping[str, Any]) -> Rehearsed | N
     except Exception:  # noqa: BLE001 - whatever it is, the plain comparison of names says what doesn't fit
         return None
     missing = (*keys.missing_keys, *recorder.kept)
-    return Rehearsed(missing, tuple(keys.unexpected_keys), recorder.writes)
+    return Rehearsed(missing, tuple(keys.unexpected_keys), recorder.writes, frozenset(recorder.resized))
 
 
 def _translates(module: torch.nn.Module) -> bool:
@@ -78,7 +80,8 @@ class _WouldChange(Exception):
 class _Recorder(TorchFunctionMode):
     """Notes each copy into a tensor of the module instead of making it, and stops any other change of one.
 
-    A lazy parameter that would get its shape is such a change.
+    A lazy parameter that would get its shape is such a change. A buffer that would be resized is replaced, until
+    `_quiet` puts it back, by one of that shape.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -92,6 +95,9 @@ class _Recorder(TorchFunctionMode):
             self._names.setdefault(id(tensor), []).append(name)
         self.writes: dict[str, torch.Tensor] = {}
         self.kept: list[str] = []
+        self.resized: list[str] = []
+        self._parts = list(module.modules())
+        self._stand_ins: list[torch.Tensor] = []  # kept, so that no other tensor gets the id of one
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         names = self._names.get(id(args[0])) if args else None
@@ -99,6 +105,8 @@ class _Recorder(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if func is torch.Tensor.copy_:
             return self._note(names, args[0], args[1])
+        if func is torch.Tensor.resize_:
+            return self._resize(names, args[0], args[1:])
         name = getattr(func, "__name__", "")
         if name in ("__set__", "__setitem__", "__delete__") or (name.endswith("_") and name[-2:] != "__"):
             raise _WouldChange(name)
@@ -113,18 +121,32 @@ class _Recorder(TorchFunctionMode):
             self.writes[name] = value
         return live
 
+    def _resize(self, names: list[str], live: torch.Tensor, size: tuple[Any, ...]) -> torch.Tensor:
+        stand_in = torch.empty(0, dtype=live.dtype, device="cpu").resize_(*size)
+        if stand_in.shape == live.shape:
+            return live
+        if isinstance(live, torch.nn.Parameter):
+            raise _WouldChange("resize_")
+        self._names[id(stand_in)] = names
+        self._stand_ins.append(stand_in)
+        self.resized += names
+        for part in self._parts:
+            part._buffers.update({key: stand_in for key, one in part._buffers.items() if one is live})
+        return stand_in
+
 
 @contextlib.contextmanager
 def _quiet(module: torch.nn.Module) -> Iterator[None]:
     """Without what would reach the live state by other ways: set_extra_state and hooks that run after a load."""
-    before = [(part, dict(vars(part))) for part in module.modules()]
+    before = [(part, dict(vars(part)), dict(part._buffers)) for part in module.modules()]
     try:
-        for part, _ in before:
+        for part, _, _ in before:
             vars(part)["_load_state_dict_post_hooks"] = OrderedDict()
             vars(part)["set_extra_state"] = _ignore
         yield
     finally:
-        for part, attributes in before:
+        for part, attributes, buffers in before:
+            part._buffers.update(buffers)
             for name in ("_load_state_dict_post_hooks", "set_extra_state"):
                 vars(part).pop(name, None)
                 if name in attributes:

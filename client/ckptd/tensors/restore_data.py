@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import numpy
@@ -15,7 +16,9 @@ from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.generator_state import GENERATORS
 from ckptd.tensors.registered_restore import plan_fields
 from ckptd.tensors.registered_tags import fields_of
-from ckptd.tensors.restore_findings import Findings, Target, Write
+from ckptd.tensors.restore_array import plan_array, plan_bytes
+from ckptd.tensors.restore_findings import Findings, Write
+from ckptd.tensors.restore_kinds import object_finder, plan_replaced, same_kind
 from ckptd.tensors.tags import is_namedtuple
 
 #: Plans what a container holds: (live, stored, path) → its write.
@@ -37,10 +40,21 @@ def plan_data(found: Findings, plan: Plan, live: Any, stored: Any, path: Path) -
     if isinstance(live, tuple):
         return _tuple(found, plan, live, stored, path)
     if isinstance(live, numpy.ndarray):
-        return _array(found, live, stored, path)
-    if isinstance(live, (set, bytearray)):
-        return _refill(found, live, stored, path)
-    return _constant(stored)
+        return plan_array(found, live, stored, path)
+    if isinstance(live, bytearray):
+        return plan_bytes(found, live, stored, path)
+    if isinstance(live, set):
+        return _set(found, live, stored, path)
+    return plan_replaced(found, live, stored, path)
+
+
+def is_written_in_place(value: Any) -> bool:
+    """Whether a restore writes into value itself; what else it is given is set in what holds it."""
+    if isinstance(value, (MutableMapping, list, deque, set, bytearray, *GENERATORS)) or has_state_dict(value):
+        return True
+    if isinstance(value, numpy.ndarray):
+        return bool(value.flags.writeable)
+    return fields_of(value) is not None and not type(value).__dataclass_params__.frozen
 
 
 def _dict(found: Findings, plan: Plan, live: MutableMapping[Any, Any], stored: Any, path: Path) -> Write:
@@ -49,10 +63,11 @@ def _dict(found: Findings, plan: Plan, live: MutableMapping[Any, Any], stored: A
     kept = [key for key in live if key not in stored]
     for key in kept:
         found.missing_at((*path, key))
-    writes = {
-        key: plan(live[key], value, (*path, key)) if key in live else _constant(value)
-        for key, value in stored.items()
-    }
+    writes = {key: plan(live[key], value, (*path, key)) for key, value in stored.items() if key in live}
+    writes = {key: writes.get(key) or _constant(value) for key, value in stored.items()}
+    for key in _objects_not_live(live.values(), {key: stored[key] for key in stored if key not in live}):
+        found.unused_at((*path, key))
+        del writes[key]
 
     def write() -> Any:
         items = {key: write() for key, write in writes.items()}
@@ -101,17 +116,31 @@ def _items(
     for index in range(len(stored), len(live)):
         if holds_live(live[index]):
             found.missing_at((*path, index))
-    return [
-        plan(live[index], value, (*path, index)) if index < len(live) else _constant(value)
-        for index, value in enumerate(stored)
+    writes = [
+        plan(item, value, (*path, index))
+        for index, (item, value) in enumerate(zip(live, stored, strict=False))
     ]
+    more = dict(enumerate(islice(stored, len(live), None), len(live)))
+    for index in _objects_not_live(live, more):
+        found.unused_at((*path, index))
+        del more[index]
+    return writes + [_constant(value) for value in more.values()]
+
+
+def _objects_not_live(live: Iterable[Any], more: Mapping[Any, Any]) -> list[Any]:
+    """The keys of those stored items without counterpart that must have been objects, not data."""
+    is_object = object_finder(live if more else ())
+    return [key for key, value in more.items() if is_object(value)]
 
 
 def _tuple(found: Findings, plan: Plan, live: tuple[Any, ...], stored: Any, path: Path) -> Write:
     if not holds_live(live):
-        return lambda: _as_namedtuple(live, stored)
-    if not isinstance(stored, tuple) or len(stored) != len(live):
+        return _replaced_tuple(found, live, stored, path)
+    if not isinstance(stored, tuple) or not same_kind(live, stored):
         return found.wrong_kind(live, stored, path)
+    if len(stored) != len(live):
+        found.problem(path, f"has {len(stored)} items in the checkpoint, {len(live)} in the live state")
+        return _constant(live)
     writes = [plan(item, value, (*path, i)) for i, (item, value) in enumerate(zip(live, stored, strict=True))]
 
     def write() -> Any:
@@ -122,34 +151,21 @@ def _tuple(found: Findings, plan: Plan, live: tuple[Any, ...], stored: Any, path
     return write
 
 
-def _refill(found: Findings, live: Any, stored: Any, path: Path) -> Write:
+def _replaced_tuple(found: Findings, live: tuple[Any, ...], stored: Any, path: Path) -> Write:
+    write = plan_replaced(found, live, stored, path)
+    return lambda: _as_namedtuple(live, write())
+
+
+def _set(found: Findings, live: set[Any], stored: Any, path: Path) -> Write:
     if type(stored) is not type(live):
         return found.wrong_kind(live, stored, path)
 
     def write() -> Any:
         live.clear()
-        live.update(stored) if isinstance(live, set) else live.extend(stored)
+        live.update(stored)
         return live
 
     return write
-
-
-def _array(found: Findings, live: numpy.ndarray, stored: Any, path: Path) -> Write:
-    same = isinstance(stored, numpy.ndarray) and stored.shape == live.shape and stored.dtype == live.dtype
-    if not same or not live.flags.writeable:
-        return _constant(stored)
-    if live.flags.c_contiguous and live.nbytes:  # it may share its memory with a tensor of the state
-        found.targets.append(Target(path, _bytes_of(live), _bytes_of(numpy.array(stored, order="C"))))
-
-    def write() -> Any:
-        live[...] = stored
-        return live
-
-    return write
-
-
-def _bytes_of(array: numpy.ndarray) -> torch.Tensor:
-    return torch.from_numpy(array.reshape(-1).view(numpy.uint8))
 
 
 def holds_live(value: Any, depth: int = 0) -> bool:

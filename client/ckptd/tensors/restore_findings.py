@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy
 import torch
 
 from ckptd.errors import StateMismatch
@@ -17,6 +18,7 @@ from ckptd.tensors.optim_restore import shorten
 
 #: Writes one value and returns what its parent should hold: the live object itself, or a replacement.
 Write: TypeAlias = Callable[[], Any]
+Shaped: TypeAlias = torch.Tensor | numpy.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Findings:
     def unused_at(self, path: Path) -> None:
         self._tolerate(self.unused, path, "is in the checkpoint, not in the live state")
 
-    def reshaped_at(self, path: Path, live: torch.Tensor, stored: torch.Tensor) -> None:
+    def reshaped_at(self, path: Path, live: Shaped, stored: Shaped) -> None:
         self._tolerate(self.reshaped, path, f"has shape {list(stored.shape)}, live {list(live.shape)}")
 
     def left_alone(

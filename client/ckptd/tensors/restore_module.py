@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.module_names import Canonical
 from ckptd.tensors.rehearsal import rehearse
 from ckptd.tensors.restore_findings import Findings, Write
 from ckptd.tensors.restore_tensor import plan_module_tensor
+from ckptd.tensors.tags import type_name
 
 
 def plan_module(found: Findings, live: torch.nn.Module, stored: Any, path: Path) -> Write:
@@ -22,11 +24,16 @@ def plan_module(found: Findings, live: torch.nn.Module, stored: Any, path: Path)
     `requires_grad`, the device and what state_dict() leaves out (non-persistent buffers) stay the live side's.
     """
     now = live.state_dict()
-    if not isinstance(stored, Mapping) or not isinstance(now, Mapping):
+    if not isinstance(now, Mapping):
+        found.problem(
+            path, f"gives {type_name(now)} by state_dict() and has no load_state_dict() of its own for it"
+        )
+        return lambda: live
+    if not isinstance(stored, Mapping):
         return found.wrong_kind(live, stored, path)
     names = Canonical(live)
     given = names.back(stored, now)
-    fit = _Fit(names, path, now, given)
+    fit = _Fit(names, path, _own_tensors(live), now, given)
     if not fit.is_whole() and fit.translated(live):
         left_alone: set[str] = set()  # load_state_dict has said that it takes the state as it is
         fit.report(found)
@@ -48,20 +55,66 @@ def plan_module(found: Findings, live: torch.nn.Module, stored: Any, path: Path)
     return write
 
 
+def has_own_form(live: torch.nn.Module) -> bool:
+    """Whether a module gives and takes a form that is its own, so that only its own load_state_dict can judge it.
+
+    That is when it overrides both methods and what it gives is no dict, or holds anything but its parameters, buffers
+    and extra states: by their names, or as they lie in memory.
+    """
+    plain = torch.nn.Module
+    if type(live).state_dict is plain.state_dict or type(live).load_state_dict is plain.load_state_dict:
+        return False
+    now, own = live.state_dict(), _own_tensors(live)
+    if not isinstance(now, Mapping):
+        return True
+    places = {_place(tensor) for tensor in own.values()}
+    return not all(
+        name in own or _is_extra(name, own) or (isinstance(value, torch.Tensor) and _place(value) in places)
+        for name, value in now.items()
+    )
+
+
+def own_form_for(live: torch.nn.Module, stored: Any) -> Any:
+    """A form of its own as the module gave it: by the names that wrappers inside of it have now."""
+    now = live.state_dict()
+    if not (isinstance(stored, Mapping) and isinstance(now, Mapping)):
+        return stored
+    given = Canonical(live).back(stored, [name for name in now if isinstance(name, str)])
+    return stored if list(given) == list(stored) else given
+
+
+def _own_tensors(live: torch.nn.Module) -> dict[Any, torch.Tensor]:
+    tensors: dict[Any, torch.Tensor] = dict(live.named_parameters(remove_duplicate=False))
+    return tensors | dict(live.named_buffers(remove_duplicate=False))
+
+
+def _is_extra(name: Any, own: Mapping[Any, torch.Tensor]) -> bool:
+    """Whether what get_extra_state() gave has this name: whatever it is, set_extra_state() takes it."""
+    return isinstance(name, str) and name.rpartition(".")[2] == "_extra_state" and name not in own
+
+
+def _place(tensor: torch.Tensor) -> Any:
+    if is_lazy(tensor):
+        return id(tensor)
+    return tensor.data_ptr() if tensor.numel() and not tensor.is_meta else None, tensor.shape, tensor.dtype
+
+
 class _Fit:
     """The names of a module and of a stored state side by side."""
 
     def __init__(
-        self, names: Canonical, path: Path, now: Mapping[str, Any], given: Mapping[str, Any]
-    ) -> None:
+        self, names: Canonical, path: Path, own: Mapping[Any, torch.Tensor],
+        now: Mapping[str, Any], given: Mapping[str, Any],
+    ) -> None:  # fmt: skip
         self._names, self._path, self._now, self._given = names, path, now, given
         self._missing = [name for name in now if name not in given]
         self._unused = [name for name in given if name not in now]
         self._pairs = [
             (name, now[name], value)
             for name, value in given.items()
-            if name in now and isinstance(now[name], torch.Tensor)
+            if name in now and isinstance(now[name], torch.Tensor) and not _is_extra(name, own)
         ]
+        self._resized: frozenset[str] = frozenset()
 
     def is_whole(self) -> bool:
         """Whether each name has its counterpart, and each tensor one of its shape."""
@@ -77,6 +130,7 @@ class _Fit:
         if rehearsed is None:
             return False
         self._missing, self._unused = list(rehearsed.missing), list(rehearsed.unused)
+        self._resized = rehearsed.resized
         self._pairs = [(name, self._now.get(name), value) for name, value in rehearsed.writes.items()]
         return True
 
@@ -90,7 +144,7 @@ class _Fit:
             name
             for name, live, value in self._pairs
             if isinstance(live, torch.Tensor)
-            and not plan_module_tensor(found, live, value, self._shown(name))
+            and not plan_module_tensor(found, live, value, self._shown(name), resized=name in self._resized)
         }
 
     def _shown(self, name: Any) -> Path:
@@ -98,4 +152,4 @@ class _Fit:
 
 
 def _shape(tensor: torch.Tensor) -> torch.Size | None:
-    return None if torch.nn.parameter.is_lazy(tensor) else tensor.shape
+    return None if is_lazy(tensor) else tensor.shape

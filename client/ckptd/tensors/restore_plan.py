@@ -18,9 +18,11 @@ from ckptd.tensors.object_faults import object_faults
 from ckptd.tensors.optim import held_optimizer, is_torch_form, name_parameters
 from ckptd.tensors.optim_names import by_live_names
 from ckptd.tensors.optim_restore import has_own_load, match_optimizer
-from ckptd.tensors.restore_data import IMMUTABLE_SCALARS, plan_data
+from ckptd.tensors.registered_tags import Unbuilt
+from ckptd.tensors.restore_data import IMMUTABLE_SCALARS, is_written_in_place, plan_data
 from ckptd.tensors.restore_findings import Findings, Write
-from ckptd.tensors.restore_module import plan_module
+from ckptd.tensors.restore_kinds import plan_replaced
+from ckptd.tensors.restore_module import has_own_form, own_form_for, plan_module
 from ckptd.tensors.restore_tensor import plan_tensor
 from ckptd.tensors.tag_reader import GeneratorElsewhere
 from ckptd.tensors.tied_values import same_stored, tie_faults
@@ -58,8 +60,10 @@ class Planner:
 
     def plan(self, live: Any, stored: Any, path: Path) -> Write:
         """The write that brings live to stored; problems are noted."""
+        if isinstance(stored, Unbuilt):
+            return lambda: live  # refused by its class: see faults_of_classes
         if type(live) in IMMUTABLE_SCALARS:
-            return lambda: stored
+            return plan_replaced(self.found, live, stored, path)
         if isinstance(live, torch.Tensor):
             return plan_tensor(self.found, live, stored, path)
         self._meet(live, stored, path)
@@ -69,14 +73,14 @@ class Planner:
             return plan_data(self.found, self.plan, live, stored, path)
         self._ask(live, stored, path)
         if isinstance(live, torch.nn.Module):
-            return plan_module(self.found, live, stored, path)
+            return self._module(live, stored, path)
         if isinstance(live, torch.optim.Optimizer) or held_optimizer(live) is not None:
             return self._optimizer(live, stored, path)
         return self._object(live, stored, path)
 
     def _meet(self, live: Any, stored: Any, path: Path) -> None:
         """One object at two places can't come to two values."""
-        if isinstance(live, tuple):
+        if not is_written_in_place(live):
             return
         _, first, where = self._met.setdefault(id(live), (live, stored, path))
         if where != path and not same_stored(first, stored):
@@ -122,6 +126,11 @@ class Planner:
             return live
 
         return write
+
+    def _module(self, live: torch.nn.Module, stored: Any, path: Path) -> Write:
+        if has_own_form(live):
+            return self._object(live, own_form_for(live, stored), path)
+        return plan_module(self.found, live, stored, path)
 
     def _object(self, live: Any, stored: Any, path: Path) -> Write:
         faults = list(object_faults(live, stored, path))

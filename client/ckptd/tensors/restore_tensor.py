@@ -36,27 +36,34 @@ def plan_tensor(found: Findings, live: torch.Tensor, stored: Any, path: Path) ->
     return write
 
 
-def plan_module_tensor(found: Findings, live: torch.Tensor, stored: Any, path: Path) -> bool:
-    """Whether the module's own load will put stored into live; False leaves it alone, reported or refused."""
-    if not fits_shape(found, live, stored, path):
+def plan_module_tensor(
+    found: Findings, live: torch.Tensor, stored: Any, path: Path, *, resized: bool = False
+) -> bool:
+    """Whether the module's own load will put stored into live; False leaves it alone, reported or refused.
+
+    resized says that the module gives live the stored shape itself, before that.
+    """
+    if not fits_shape(found, live, stored, path, any_shape=resized):
         return False
     reason = why_unwritable(live)
     if reason:
         found.problem(path, f"can't be written: the live tensor {reason}")
         return False
-    if not isinstance(live, UninitializedTensorMixin):
+    if not (resized or isinstance(live, UninitializedTensorMixin)):
         found.targets.append(Target(path, live, stored))
     return True
 
 
-def fits_shape(found: Findings, live: torch.Tensor, stored: Any, path: Path) -> bool:
-    """Whether stored is a tensor of live's shape; notes what refuses the restore."""
+def fits_shape(
+    found: Findings, live: torch.Tensor, stored: Any, path: Path, *, any_shape: bool = False
+) -> bool:
+    """Whether stored is a tensor of live's shape (unless any will do) and dtype; notes what refuses the restore."""
     if not isinstance(stored, torch.Tensor):
         found.problem(path, f"is {kind_of(stored)} in the checkpoint, a tensor in the live state")
         return False
     if isinstance(live, UninitializedTensorMixin):
         return True
-    if live.shape != stored.shape:
+    if live.shape != stored.shape and not any_shape:
         found.reshaped_at(path, live, stored)
         return False
     if live.dtype != stored.dtype and found.strict:

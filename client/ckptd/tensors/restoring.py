@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, MutableMapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -48,16 +49,29 @@ def apply_state(
 ) -> RestoreReport:
     """Bring the live objects in state to what components hold.
 
-    Modules, optimizers, objects with `load_state_dict`, generators, tensors, lists and dicts are restored in
+    Modules, optimizers, objects with `load_state_dict`, generators, tensors, arrays, lists and dicts are restored in
     place; numbers, strings and the like are set in the container that holds them. Optimizer state is matched
     by parameter name. The gradients of what is restored are cleared, unless a `Gradients` restores them. The
-    global generators are set last.
+    global generators are set last. Inference mode is off meanwhile, else the tensors could never be trained on.
+
+    The kind of a value must be the live one's:
+
+    - What is restored in place takes its like only: a dict takes a dict, a list a list, an array one of its shape and
+      dtype, an object what its own load_state_dict takes. Dicts and lists may have grown or shrunk, but not by
+      an object, for which there is none to restore.
+    - What is set in its container: None goes with everything on both sides (a `best` that was None at first), a number
+      with every number (bool, int, float, complex, NumPy's, a tensor or array of one element), text with
+      text, bytes with bytes, a tuple with a tuple of any length, a namedtuple with one of the same fields,
+      and anything else (a dtype, a device, a range, an enum's member) with its own type.
+    - A live None takes anything. The items of a list that holds numbers, text and None alone are a history,
+      and aren't compared.
 
     Args:
         state: As for a snapshot.
         components: As `ckptd.load` gives them. Their tensors become the live state's: use them once.
-        strict: True refuses anything that has no counterpart, other shapes and other dtypes. False reports the
-            first two by key path and leaves them alone, and converts dtypes where torch would. Whatever
+        strict: True refuses anything that has no counterpart, other shapes, dtypes and kinds. False reports the
+            first two by key path and leaves them alone, converts dtypes where torch would, and takes what is
+            set in its container, or stands for an array, as it was stored. Whatever
             an object refuses itself (`check_state_dict`, a scheduler of another class) is refused all the same.
         only: Restore just these components ("rng" is one); the others are left alone. None means all.
 
@@ -70,6 +84,22 @@ def apply_state(
         raise InvalidArgument(
             "the state is not a dict", where="state", seen=type(state).__name__, wanted="name → object"
         )
+    with normal_tensors():
+        return _apply(state, components, strict=strict, only=only)
+
+
+def normal_tensors() -> AbstractContextManager[None]:
+    """Inference mode off: a tensor made in it can't be trained on, nor written outside of it."""
+    return cast("AbstractContextManager[None]", torch.inference_mode(False))
+
+
+def _apply(
+    state: MutableMapping[Any, Any],
+    components: Mapping[Any, Any],
+    *,
+    strict: bool,
+    only: Collection[str] | None,
+) -> RestoreReport:
     names = _selected(state, components, only)
     planner = Planner(state, strict=strict)
     found = planner.found

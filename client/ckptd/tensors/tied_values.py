@@ -13,7 +13,9 @@ import torch
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.generator_state import GENERATORS, state_of
+from ckptd.tensors.registered_tags import fields_of
 from ckptd.tensors.restore_findings import Target
+from ckptd.tensors.tag_reader import GeneratorElsewhere
 
 _ALIGNMENT: Final = 16  # of the widest dtype
 
@@ -26,19 +28,31 @@ def tie_faults(targets: Iterable[Target]) -> Iterator[tuple[Path, str]]:
     """
     for group in _overlapping(targets):
         first = group[0]
-        if all(_same_tensor(one, first) for one in group):
+        if all(_same_tensor(one, first) for one in group) and not _may_overlap_itself(first.live):
             continue
         for target in _overwritten(group):
-            other = next(one for one in group if one is not target)
+            other = next((one for one in group if one is not target), None)
+            where = "" if other is None else f" with {keypath.show(other.path)}"
             yield (
                 target.path,
-                f"shares its memory with {keypath.show(other.path)} in the live state, "
+                f"shares its memory{where or ' between its own elements'} in the live state, "
                 "and their values in the checkpoint differ",
             )
 
 
+def _may_overlap_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements may lie at one place, as in an expanded tensor or an unfolded one; True when in doubt."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
+
+
 def _overlapping(targets: Iterable[Target]) -> Iterator[list[Target]]:
-    """Groups of two or more whose bytes overlap."""
+    """Groups whose bytes overlap; of one where its own may."""
     by_device: dict[torch.device, list[tuple[int, int, Target]]] = defaultdict(list)
     for target in targets:
         if target.live.numel():
@@ -50,13 +64,17 @@ def _overlapping(targets: Iterable[Target]) -> Iterator[list[Target]]:
         end = 0
         for begin, stop, target in spans:
             if group and begin >= end:
-                if len(group) > 1:
+                if _is_shared(group):
                     yield group
                 group, end = [], 0
             group.append(target)
             end = max(end, stop)
-        if len(group) > 1:
+        if _is_shared(group):
             yield group
+
+
+def _is_shared(group: list[Target]) -> bool:
+    return len(group) > 1 or any(_may_overlap_itself(one.live) for one in group)
 
 
 def _reach(tensor: torch.Tensor) -> int:
@@ -83,12 +101,19 @@ def _overwritten(group: list[Target]) -> list[Target]:
     views = [_view(memory, target.live, target.live.data_ptr() - start) for target in group]
     with torch.no_grad():
         for view, target in zip(views, group, strict=True):
-            view.copy_(target.stored)
+            _write(view, target.stored)
         return [
             target
             for view, target in zip(views, group, strict=True)
             if not same_bits(view, target.stored.to(device="cpu", dtype=view.dtype))
         ]
+
+
+def _write(view: torch.Tensor, stored: torch.Tensor) -> None:
+    for dim, (stride, size) in enumerate(zip(view.stride(), view.shape, strict=True)):
+        if stride == 0 and size > 1:  # torch refuses to write one element several times
+            view, stored = view.narrow(dim, 0, 1), stored.narrow(dim, 0, 1)
+    view.copy_(stored)
 
 
 def _view(memory: torch.Tensor, live: torch.Tensor, offset: int) -> torch.Tensor:
@@ -122,6 +147,12 @@ def same_stored(one: Any, other: Any) -> bool:
         return list(one) == list(other) and all(same_stored(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple, deque)):
         return len(one) == len(other) and all(map(same_stored, one, other))
+    if (fields := fields_of(one)) is not None:
+        return same_stored(fields, fields_of(other))
+    if isinstance(one, numpy.generic):
+        return bool(one.dtype == other.dtype and one.tobytes() == other.tobytes())
+    if isinstance(one, GeneratorElsewhere):
+        return (one.device, one.state) == (other.device, other.state)
     if isinstance(one, GENERATORS):
         return same_stored(state_of(one), state_of(other))
     if isinstance(one, (float, complex)):

@@ -1,0 +1,89 @@
+# ruff: noqa: TID253
+"""Whether a stored value is of a kind that may replace the live one, for what isn't restored in place."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy
+import torch
+
+from ckptd.snapshot.keypath import Path
+from ckptd.tensors.capture import has_state_dict
+from ckptd.tensors.optim import is_torch_form
+from ckptd.tensors.registered_tags import items_below
+from ckptd.tensors.restore_findings import Findings, Write
+from ckptd.tensors.tags import is_namedtuple
+
+
+def plan_replaced(found: Findings, live: Any, stored: Any, path: Path) -> Write:
+    """The write of a value that is set in what holds it; another kind is refused when strict, else taken over."""
+    if found.strict and not same_kind(live, stored):
+        return found.wrong_kind(live, stored, path)
+    return lambda: stored
+
+
+def same_kind(live: Any, stored: Any) -> bool:
+    """Whether stored may stand where live stands.
+
+    None goes with everything, on either side: it is "no value yet". A number goes with every number, be it of
+    NumPy or a tensor or array of one element. Text, bytes and tuples (of any length) go with their like, a
+    namedtuple with one of the same fields, and everything else with its own type.
+    """
+    if live is None or stored is None:
+        return True
+    if isinstance(live, enum.Enum):
+        return type(stored) is type(live)
+    if _is_number(live):
+        return _is_number(stored) or _is_one_element(stored)
+    for kind in (str, bytes, tuple):
+        if isinstance(live, kind):
+            return isinstance(stored, kind) and _same_fields(live, stored)
+    return type(stored) is type(live)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, complex, numpy.number, numpy.bool_))
+
+
+def _is_one_element(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1
+    return isinstance(value, numpy.ndarray) and value.size == 1
+
+
+def _same_fields(live: Any, stored: Any) -> bool:
+    return not is_namedtuple(type(live)) or getattr(type(stored), "_fields", None) == type(live)._fields
+
+
+def object_finder(siblings: Iterable[Any]) -> Callable[[Any], bool]:
+    """What tells whether a stored item that has only these beside it is the state of an object that isn't live.
+
+    It is when there are objects among them, and it looks like the state of a module or an optimizer, or is a dict
+    where all beside it are objects. Next to plain data alone it is data: nothing tells the copy of a
+    module's state that a script keeps from a module's own.
+    """
+    holders = [_holds_object(one) for one in siblings]
+    if not any(holders):
+        return lambda stored: False
+    return lambda stored: _holds_state(stored) or (all(holders) and _holds_dict(stored))
+
+
+def _holds_object(value: Any, depth: int = 0) -> bool:
+    if has_state_dict(value):
+        return True
+    return depth < 100 and any(_holds_object(item, depth + 1) for _, item in items_below(value))
+
+
+def _holds_state(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, Mapping) and (hasattr(value, "_metadata") or is_torch_form(value)):
+        return True
+    return depth < 100 and any(_holds_state(item, depth + 1) for _, item in items_below(value))
+
+
+def _holds_dict(value: Any, depth: int = 0) -> bool:
+    if isinstance(value, Mapping):
+        return True
+    return isinstance(value, tuple) and depth < 100 and any(_holds_dict(item, depth + 1) for item in value)
