@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from loader_trace import SAMPLES, assert_exact, loader, position, resume, seed, train
+from ckptd import ResumableLoader, capture_rng_state
+from loader_trace import BATCH, SAMPLES, Augmented, assert_exact, loader, position, resume, seed, train
 
 
 class Stream(IterableDataset[Any]):
@@ -83,13 +84,54 @@ class Noted(IterableDataset[Any]):
         self.go_on = state["yielded"]
 
 
-KINDS = {"stream": Stream, "sized": Sized, "stateful": Stateful, "noted": Noted}
+class Buffered(IterableDataset[Any]):
+    """A shuffle buffer: what it draws for one batch comes out in a later one. Draws from all global generators."""
+
+    def __iter__(self) -> Iterator[Any]:
+        buffer: list[Any] = []
+        for index in range(SAMPLES):
+            buffer.append((index, float(np.random.random())))
+            if len(buffer) > 4:
+                yield buffer.pop(random.randrange(len(buffer)))
+        while buffer:
+            yield buffer.pop(int(torch.randint(len(buffer), ())))
+
+
+class BufferedOnTheWay(DataLoader[Any]):
+    """A shuffle buffer of batches, in the loader."""
+
+    def __iter__(self) -> Any:
+        held: list[Any] = []
+        for batch in super().__iter__():
+            held.append(batch)
+            if len(held) > 2:
+                yield held.pop(random.randrange(3))
+        yield from held
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_subclass_that_draws_in_its_own_iter_goes_on_beside_a_loop_that_draws(workers: int) -> None:
+    assert_exact(
+        lambda: ResumableLoader(BufferedOnTheWay(Augmented(), BATCH, shuffle=True, num_workers=workers))
+    )
+
+
+def test_a_buffer_draws_otherwise_in_each_epoch_and_moves_no_global_generator() -> None:
+    seed()
+    running = loader(Buffered(), generator=torch.Generator())
+    before = repr(capture_rng_state())
+    first, second = list(running), list(running)
+    assert repr(first) != repr(second)
+    assert repr(capture_rng_state()) == before
+
+
+KINDS = {"buffered": Buffered, "stream": Stream, "sized": Sized, "stateful": Stateful, "noted": Noted}
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_iterable_dataset_goes_on_at_every_batch_of_three_epochs(kind: str, drop_last: bool) -> None:
-    by = "refetch" if kind in ("stream", "sized") else "load"
+    by = "refetch" if kind in ("buffered", "stream", "sized") else "load"
     assert_exact(lambda: loader(KINDS[kind](), drop_last=drop_last), by=by)
 
 

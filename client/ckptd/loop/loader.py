@@ -23,8 +23,9 @@ from ckptd.loop.loader_order import Beginning
 from ckptd.loop.loader_pass import Pass
 from ckptd.loop.loader_position import Position
 from ckptd.loop.loader_resume import Resume, way_to
+from ckptd.loop.loader_streams import Streams
 from ckptd.loop.loader_view import View
-from ckptd.loop.loader_way import Way, refuse_inexact, way_of
+from ckptd.loop.loader_way import Way, draws_apart, refuse_inexact, way_of
 from ckptd.tensors.torch_support import check_torch
 
 check_torch()
@@ -48,8 +49,10 @@ class ResumableLoader:
     before the position once more ("refetch"): `resumes_by` says which and why. Refetched is with an iterable
     dataset (unless it has a `state_dict` and there are no workers), when fetching changes something in the dataset that
     isn't recorded, when a sampler draws on the way from generators that others draw from too, and
-    with a DataLoader subclass that has its own `__iter__`. Call `set_epoch` of a DistributedSampler as
-    always, before the loop.
+    with a DataLoader subclass that has its own `__iter__`. Where that is known from the outset and there are no workers
+    (or that `__iter__`), the fetches draw from global generators of their own, as in a worker: they begin
+    each pass where the global ones decide, and no longer move those of the training loop. Call `set_epoch` of a
+    DistributedSampler as always, before the loop.
 
     Args:
         loader: The DataLoader. Everything but iteration is passed on to it (`len`, `.dataset`, …). It isn't
@@ -142,6 +145,8 @@ class ResumableLoader:
         of = Pass(start, positions.kind_of(self._loader), newborn and self._birth is None)
         if of.birth:
             self._birth = start
+        if draws_apart(self._loader, self._way()):
+            of.streams = Streams(start, self._epoch)
         self._watch(of, view)
         beginning = Beginning(of, of.greetings)
         if newborn and not of.birth:  # The workers are born as they were then; the pass begins now.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from ckptd.errors import StateMismatch
@@ -44,7 +45,8 @@ class Batches(Iterator[Any]):
 
     def _take(self, of: Pass) -> Any:
         try:
-            batch = next(self._source)
+            with of.streams() if of.streams is not None else nullcontext():
+                batch = next(self._source)
         except StopIteration:
             self._ended(of)
             raise

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ckptd.loop.loader_memory import Memory, Record, Watch
+from ckptd.loop.loader_streams import Streams
 from ckptd.loop.loader_worker import Shipped, merge
-
 
 _SPELLED: Final = frozenset({int, str, float, bool, bytes, type(None)})
 
@@ -36,6 +36,7 @@ class Pass:
         after: after it; both only while fetching here changes what the memory lacks.
         loop_draws: Whether the training loop was seen to draw from them between two fetches.
         exhausted: Whether an iterable dataset came to its end.
+        streams: The global generators of the fetches; None where they draw from the process's.
         draws_on_the_way: While skipping, the sampler drew after its first step.
     """
 
@@ -56,6 +57,7 @@ class Pass:
     after: Record | None = None
     loop_draws: bool = False
     exhausted: bool = False
+    streams: Streams | None = None
     draws_on_the_way: bool = False
     _ahead: int = 0
 

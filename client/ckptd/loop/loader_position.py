@@ -28,7 +28,10 @@ _POSITION: Final[dict[str, Any]] = {
 _PASS: Final[dict[str, Any]] = {
     "start": dict, "first": _OPTIONAL, "birth": bool, "batches": int, "steps": int, "check": int,
     "workers": _LISTS, "workers_at_start": _LISTS, "changed": str, "exhausted": bool, "last": _OPTIONAL, "loop_draws": bool,
+    "streams": bool,
 }  # fmt: skip
+#: What positions of before lack.
+_NEWER: Final[dict[str, Any]] = {"streams": False}
 _WANTED: Final = {
     "batch_size": "batch size",
     "length": "length",
@@ -76,6 +79,7 @@ def of_pass(of: Pass) -> dict[str, Any]:
         "workers": list(of.workers or ()) if known else None,
         "workers_at_start": list(at_start) if at_start is not None else None,
         "changed": of.look(), "exhausted": of.exhausted, "last": of.last, "loop_draws": of.loop_draws,
+        "streams": of.streams is not None,
     }  # fmt: skip
 
 
@@ -101,7 +105,7 @@ def _check_form(position: Any) -> None:
     _check_keys(position, _POSITION, "loader")
     for name in ("pass", "over"):
         if position[name] is not None:
-            _check_keys(position[name], _PASS, f"loader[{name!r}]")
+            _check_keys({**_NEWER, **position[name]}, _PASS, f"loader[{name!r}]")
 
 
 def _check_keys(value: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:

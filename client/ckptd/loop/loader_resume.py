@@ -16,6 +16,7 @@ from ckptd.loop.loader_memory import Memory, Watch
 from ckptd.loop.loader_order import Beginning
 from ckptd.loop.loader_pass import Pass
 from ckptd.loop.loader_position import Position
+from ckptd.loop.loader_streams import Streams
 from ckptd.loop.loader_view import View
 from ckptd.loop.loader_way import Way, way_of
 
@@ -129,6 +130,8 @@ class Resume:
         stored = self._of
         of = Pass(stored["start"], self._position["kind"], stored["birth"], first=stored["first"])
         of.exhausted, of.loop_draws = stored["exhausted"], stored["loop_draws"]
+        if stored.get("streams", False):  # older positions lack it
+            of.streams = Streams(stored["start"], self._position["epoch"])
         if view.reports:
             of.workers = [None] * self._loader.num_workers
             of.workers_at_start = self._at_start(of.workers)

@@ -50,6 +50,11 @@ def is_torchdatas(loader: DataLoader[Any]) -> bool:
     return kind is not None and all(getattr(own, name) is getattr(kind, name) for name in methods)
 
 
+def draws_apart(loader: DataLoader[Any], way: Way) -> bool:
+    """Whether its fetches draw from generators of their own: those that a resume always repeats in this process."""
+    return way.how == "refetch" and (not loader.num_workers or has_own_iter(loader))
+
+
 def is_iterable(loader: DataLoader[Any]) -> bool:
     return isinstance(loader.dataset, IterableDataset)
 
