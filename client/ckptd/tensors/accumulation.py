@@ -123,10 +123,9 @@ class _Watch:
         self._notes: dict[int, _Note] = {}
         self._stepped: dict[int, _Stepped] = {}
         self._sweep_at = 1024
-        # By type(): isinstance() would ask objects for their __class__, which may be code of the user's.
-        self._older = [
-            weakref.ref(each) for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)
-        ]
+        # By the type's id: isinstance() would ask objects for their __class__, which may be code of the user's.
+        kinds = {id(kind) for kind in _with_subclasses(torch.optim.Optimizer)}
+        self._older = [weakref.ref(each) for each in gc.get_objects() if id(type(each)) in kinds]
 
     def may_have_stepped(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether it is older than the watch: what it did before nobody has seen."""
@@ -159,6 +158,12 @@ class _Watch:
             note = self._notes.get(id(parameter))
             if note is not None and note.is_of(parameter):
                 yield parameter, note
+
+
+def _with_subclasses(kind: type) -> Iterator[type]:
+    yield kind
+    for each in type.__subclasses__(kind):
+        yield from _with_subclasses(each)
 
 
 def _noted(parameter: torch.Tensor, notes: dict[int, _Note]) -> bool:
