@@ -188,10 +188,12 @@ def test_data_that_grew_beside_objects_is_data(tmp_path: Path) -> None:
     saved = {
         "a": {"m": linear(), "best": {"loss": 1.0}, "n": 1},
         "b": {"m": linear(), "history": [{"loss": 0.1}], "epoch": 3},
-        "c": [{"best": linear().state_dict()}, {"best": weights}],
+        "c": [{"n": 1}, {"best": linear().state_dict()}, {"best": weights}],
+        "d": [{"best": weights}],
     }
-    live: dict[str, Any] = {"a": {"m": linear(), "n": 1}, "b": {"m": linear()}, "c": []}
+    live: dict[str, Any] = {"a": {"m": linear(), "n": 1}, "b": {"m": linear()}, "c": [{"n": 0}], "d": []}
     apply_state(live, through_disk(tmp_path, saved))
     assert live["a"]["best"] == {"loss": 1.0}
     assert (live["b"]["history"], live["b"]["epoch"]) == ([{"loss": 0.1}], 3)
-    assert same(dict(live["c"][1]["best"]), dict(weights))
+    assert same(dict(live["c"][2]["best"]), dict(weights))
+    assert same(dict(live["d"][0]["best"]), dict(weights))
