@@ -162,7 +162,7 @@ class _Watch:
 
 def _with_subclasses(kind: type) -> Iterator[type]:
     yield kind
-    for each in type.__subclasses__(kind):
+    for each in kind.__subclasses__():
         yield from _with_subclasses(each)
 
 
