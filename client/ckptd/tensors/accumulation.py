@@ -162,7 +162,8 @@ class _Watch:
 
 def _with_subclasses(kind: type) -> Iterator[type]:
     yield kind
-    for each in kind.__subclasses__():
+    below: list[type] = type.__subclasses__(kind)
+    for each in below:
         yield from _with_subclasses(each)
 
 

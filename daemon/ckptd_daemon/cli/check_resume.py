@@ -52,7 +52,6 @@ def _cuts(given: Sequence[str] | None) -> Sequence[int] | Literal["all"] | None:
 
 
 def _leave(number: int, _frame: Any) -> NoReturn:
-    signal.signal(
-        number, signal.SIG_IGN
-    )  # `timeout` sends it twice: the second must not cut the cleaning short
+    # `timeout` sends it twice: the second must not cut the cleaning short.
+    signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)  # through every finally: the child is killed, the folder removed
