@@ -211,7 +211,7 @@ def containers(inner: Any) -> Any:
         | lists.map(tuple)
         | items.map(dict)
         | items.map(OrderedDict)
-        | st.builds(_with_metadata, items, st.lists(st.tuples(keys, scalars), max_size=2))
+        | st.builds(_with_metadata, items, st.lists(st.tuples(keys, scalars | arrays), max_size=2))
         | st.builds(lambda pairs: {"__ckptd__": "dataclass", **dict(pairs)}, items)
         | st.builds(lambda kind, pairs: defaultdict(kind, pairs), st.sampled_from([list, int, None]), items)
         | st.builds(deque, lists, st.sampled_from([None, 2, 9]))

@@ -557,6 +557,16 @@ def test_the_metadata_of_a_state_dict_survives(tmp_path: Path) -> None:
         assert loaded._metadata == model.state_dict()._metadata  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("sharding", LAYOUTS, ids=LAYOUT_IDS)
+def test_tensors_and_tagged_values_in_the_metadata_come_back(sharding: Sharding, tmp_path: Path) -> None:
+    value = OrderedDict(a=torch.ones(2))
+    inner = OrderedDict(b=1)
+    inner._metadata = [deque([3])]  # type: ignore[attr-defined]
+    value._metadata = {"t": torch.zeros(2), "m": {"__ckptd__": torch.ones(1)}, "s": np.ones(2), "o": inner}  # type: ignore[attr-defined]
+    state = {"x": {"in": value}}
+    assert same(through_disk(tmp_path, state, sharding, rng=False), state)
+
+
 def test_generators_in_the_state_come_back_and_draw_on(tmp_path: Path) -> None:
     state = {
         "t": torch.Generator().manual_seed(3),

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Collection
 from typing import Any
 
 from ckptd.errors import CorruptCheckpoint
 from ckptd.limits import MAX_TREE_DEPTH, MAX_TREE_NODES
+
+
+def _items(container: Any) -> Collection[Any]:
+    if isinstance(container, OrderedDict) and "_metadata" in vars(container):
+        return [*container.values(), vars(container)["_metadata"]]
+    return container.values() if isinstance(container, dict) else container
 
 
 def check_tree(payload: Any, where: str) -> None:
@@ -22,7 +30,7 @@ def check_tree(payload: Any, where: str) -> None:
     for _ in range(MAX_TREE_DEPTH + 2):  # its own dict, and the leaves
         below: dict[int, tuple[Any, int]] = {}
         for container, times in level.values():
-            items = container.values() if isinstance(container, dict) else container
+            items = _items(container)
             count += times * len(items)
             if count > MAX_TREE_NODES:
                 raise CorruptCheckpoint(

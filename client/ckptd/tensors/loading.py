@@ -253,6 +253,8 @@ def _with_tensors(value: Any, shards: Mapping[str, ShardTensors], where: str) ->
             return _from_shard(value, shards, where)
         for key, item in value.items():
             value[key] = _with_tensors(item, shards, where)
+        if kind is OrderedDict and "_metadata" in vars(value):
+            value._metadata = _with_tensors(value._metadata, shards, where)
     elif kind is list:
         value[:] = [_with_tensors(item, shards, where) for item in value]
     elif kind is tuple:

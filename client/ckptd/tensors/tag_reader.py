@@ -33,6 +33,8 @@ def decode(plain: Any) -> Any:
             return _decode_tag(plain)
         for key, item in plain.items():
             plain[key] = decode(item)
+        if kind is OrderedDict and "_metadata" in vars(plain):
+            plain._metadata = decode(plain._metadata)
     elif kind is list:
         plain[:] = map(decode, plain)
     elif kind is tuple:
