@@ -145,6 +145,16 @@ def test_looking_beside_ends_where_an_object_holds_nothing_but_itself() -> None:
     assert looked({}, losses()) == {}
 
 
+def test_a_generator_that_no_file_could_hold_ends_no_look() -> None:
+    odd = random.Random(1)
+    odd.note = 1  # type: ignore[attr-defined]
+
+    def losses() -> Iterator[Any]:
+        yield odd, {"n": 2}
+
+    assert "odd in losses()" not in looked({}, losses())
+
+
 def test_a_huge_object_is_looked_at_within_bounds() -> None:
     huge = [[{"k": [number]} for number in range(300)] for _ in range(300)]
 

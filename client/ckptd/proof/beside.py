@@ -17,6 +17,7 @@ import numpy
 import torch
 from torch.utils.data import DataLoader
 
+from ckptd.errors import UnstorableState
 from ckptd.loop.loader import ResumableLoader
 from ckptd.proof.leaves import hash_of, loaders_of, plain_leaf
 from ckptd.proof.trace import Leaf, is_scoped, scoped
@@ -105,7 +106,12 @@ class _Walk:
 
     def _data(self, value: Any, name: str) -> None:
         if isinstance(value, GENERATORS):
-            spelled = tags.encode(value, (name,))
+            try:
+                spelled = tags.encode(value, (name,))
+            except (
+                UnstorableState
+            ):  # one with attributes of its own: no file could hold it, so none compares it
+                return
             if spelled is not None:
                 self.leaves.setdefault(name, Leaf(kind_of(value), plain_leaf(repr(spelled)).digest))
         elif isinstance(value, numpy.ndarray):
