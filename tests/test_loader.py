@@ -225,14 +225,45 @@ def test_a_loop_left_by_break_is_paused_for_a_resume_and_over_for_this_process()
     assert running.epoch == 2
 
 
-def test_an_iterator_that_was_replaced_moves_the_position_no_longer() -> None:
+@pytest.mark.parametrize(
+    "inner", [list, lambda running: next(iter(running))], ids=["a whole pass", "a batch"]
+)
+def test_a_look_at_the_data_inside_the_loop_leaves_its_position_to_the_loop(
+    inner: Callable[[Any], Any],
+) -> None:
+    seed()
+    running, whole, cuts = loader(shuffle=True), [], []
+    for number, batch in enumerate(running):
+        whole.append(plain(batch))
+        if number == 1:
+            inner(running)
+        cuts.append(position(running))
+    assert (running.epoch, running.batch_in_epoch) == (1, 0)
+    assert list(running) and running.epoch == 2
+    assert [(cut[0]["epoch"], cut[0]["pass"]["batches"]) for cut in cuts[2:]] == [(0, 3), (0, 4)]
+    assert [plain(batch)[0] for batch in resume(KINDS["shuffled"], cuts[2])] == [whole[3][0]]
+
+
+def test_an_iterator_that_is_over_is_over_once() -> None:
     running = loader()
-    old = iter(running)
-    next(old)
-    new = iter(running)
-    next(new)
-    list(old)
-    assert (running.epoch, running.batch_in_epoch) == (1, 1)
+    batches = iter(running)
+    list(batches)
+    assert list(batches) == []
+    assert (running.epoch, running.batch_in_epoch) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, copy.copy],
+    ids=["deep", "shallow"],
+)
+def test_a_loader_in_mid_epoch_can_be_copied(copied: Callable[[Any], Any]) -> None:
+    running = loader(WithOwnGenerators(), shuffle=True)
+    next(iter(running))
+    other = copied(running)
+    assert (other.epoch, other.batch_in_epoch) == (1, 0)
+    assert [len(list(other)), other.epoch] == [EPOCH, 2]
+    assert other.state_dict()["now"]["values"].keys() == running.state_dict()["now"]["values"].keys() != set()
 
 
 def test_the_loader_behind_is_reachable() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ckptd.errors import StateMismatch
-from ckptd.loop.loader_attributes import MAX_HOLDERS
-from ckptd.loop.loader_memory import Memory, Watch
+from ckptd.loop.loader_attributes import MAX_HOLDERS, walk
+from ckptd.loop.loader_memory import MAX_GENERATORS, Memory, Watch
 from ckptd.loop.loader_rng import (
     is_generator,
     kind_of,
@@ -100,6 +100,54 @@ def test_generators_are_found_wherever_a_dataset_may_keep_them() -> None:
     assert "dataset.again" not in found
 
 
+class Sharing(Thing):
+    shared = random.Random(1)
+    calls: ClassVar[list[int]] = [0]
+
+
+def defaults(x: int, n: int = 2, rng: Any = random.Random(6), *, more: Any = random.Random(7)) -> float:  # noqa: B008
+    return x + n + float(rng.random()) + float(more.random())
+
+
+def test_generators_are_found_in_methods_defaults_deques_and_classes_too() -> None:
+    of = Sharing(
+        uniform=random.Random(2).uniform,
+        normal=np.random.default_rng(3).normal,
+        queue=collections.deque([random.Random(4)]),
+        bits=np.random.PCG64(5),
+        function=defaults,
+    )
+    wanted = {
+        "dataset.Sharing.shared", "dataset.uniform.__self__", "dataset.normal.__self__", "dataset.queue[0]",
+        "dataset.bits", "dataset.function.rng", "dataset.function.more",
+    }  # fmt: skip
+    record = memory(of).own()
+    assert set(record["generators"]) == wanted
+
+    def draws() -> list[Any]:
+        own = [of.uniform(0, 1), of.normal(), of.queue[0].random(), of.bits.random_raw(), defaults(1)]
+        return [*own, Sharing.shared.random()]
+
+    drawn = draws()
+    memory(of).put(record)
+    assert draws() == drawn
+    watch = Watch(memory(of))
+    Sharing.calls.append(1)
+    assert watch.look() == ["dataset.Sharing.calls"]
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        (Thing(of=[random.Random() for _ in range(MAX_GENERATORS + 1)]), f"{MAX_GENERATORS} generators"),
+        (Thing(of=[random.Random() for _ in range(5000)]), f"{MAX_HOLDERS} objects"),
+    ],
+)
+def test_more_generators_than_are_read_are_said(of: Any, said: str) -> None:
+    assert memory(of).too_many == said
+    assert len(memory(of).own()["generators"]) <= MAX_GENERATORS
+
+
 def test_the_walk_keeps_out_of_what_is_no_state_and_is_bounded() -> None:
     of = Thing(
         logger=logging.getLogger("any"),
@@ -110,8 +158,11 @@ def test_the_walk_keeps_out_of_what_is_no_state_and_is_bounded() -> None:
     )
     of.loop = of
     assert memory(of).own() == {"generators": {}, "values": {}, "states": {}}
-    assert memory(of).whole
-    assert not memory([[Thing() for _ in range(60)] for _ in range(MAX_HOLDERS // 60 + 1)]).whole
+    assert not memory(of).too_many
+    assert (
+        memory([[Thing() for _ in range(60)] for _ in range(MAX_HOLDERS // 60 + 1)]).too_many
+        == "2048 objects"
+    )
 
 
 @pytest.mark.slow
@@ -219,13 +270,40 @@ def test_a_change_that_is_not_recorded_is_seen(change: Any) -> None:
     watch = Watch(memory(of))
     of.calls += 1
     of.rng.random()
-    assert watch.look() == ""
+    assert watch.look() == []
     change(of)
-    assert watch.look().startswith("dataset.")
+    assert watch.look()[0].startswith("dataset.")
 
 
-def test_what_is_outside_of_dataset_and_collate_fn_is_not_watched() -> None:
-    of = Thing(order=[1])
-    watch = Watch(Memory({"sampler": of}))
-    of.order.append(2)
-    assert watch.look() == ""
+def test_samplers_are_watched_and_where_the_dataset_works_elsewhere_they_alone() -> None:
+    dataset, sampler = Thing(seen=[1]), Thing(order=[1])
+    of = Memory({"dataset": dataset, "sampler": sampler})
+    watch, alone = Watch(of), Watch(of, samplers_only=True)
+    dataset.seen.append(2), sampler.order.append(2)
+    assert (watch.look(), alone.look()) == (["dataset.seen", "sampler.order"], ["sampler.order"])
+
+
+def test_large_data_is_not_looked_through_after_each_batch() -> None:
+    """Only small data is compared by value; what changes deep in large data is seen by no watch."""
+    of = Thing(
+        docs=[[[1] * 20 for _ in range(20)] for _ in range(20)],
+        small=[[1], [2]],
+    )
+    assert [holder.path for holder in walk({"dataset": of})[0]] == ["", "dataset"]
+    watch = Watch(memory(of))
+    of.docs[3][4][5] = 2
+    assert watch.look() == []
+    of.small[1][0] = 3
+    assert watch.look() == ["dataset.small"]
+    of.docs.append([])
+    assert watch.look() == ["dataset.docs", "dataset.small"]
+
+
+@pytest.mark.parametrize("make", [Thing, lambda: torch.zeros(2), lambda: np.zeros(2), lambda: [0] * 1000])
+def test_one_in_the_place_of_another_is_a_change_though_it_gets_its_address(make: Any) -> None:
+    of = Thing(kept=make())
+    for _ in range(20):
+        watch = Watch(memory(of))
+        of.kept = None
+        of.kept = make()
+        assert watch.look() == ["dataset.kept"]

@@ -179,7 +179,7 @@ class Part(Augmented):
 
 
 def test_a_dataset_of_many_parts_is_looked_into() -> None:
-    data = [Part() for _ in range(100)]
+    data = [Part() for _ in range(60)]
     assert_exact(lambda: loader(ConcatDataset(copy.deepcopy(data)), 30, shuffle=True), steps=6, by="skip")
 
 

@@ -283,6 +283,57 @@ def test_ctrl_c_leaves_the_position_before_the_batch_it_interrupted() -> None:
     assert running.batch_in_epoch == 1
 
 
+def test_ctrl_c_that_the_loop_goes_on_after_leaves_out_the_batch_it_interrupted() -> None:
+    running = loader(Interrupting(), num_workers=0)
+    batches = iter(running)
+    next(batches)
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert plain(next(batches)) == [6, 7, 8]
+    assert plain(next(iter(resume(loader, position(running)))))[0] == [9, 10]
+
+
+class Waiting(Augmented):
+    def __init__(self, lock: Any) -> None:
+        self.lock = lock
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 4:
+            with self.lock:
+                pass
+        return index
+
+
+def test_an_error_of_waiting_for_a_batch_is_not_a_batchs_error() -> None:
+    """torch's timeout, a signal's handler: the batch still comes."""
+    lock = multiprocessing.get_context("fork").Lock()
+    lock.acquire()
+    running = loader(Waiting(lock), num_workers=1, timeout=1)
+    batches = iter(running)
+    next(batches)
+    with pytest.raises(RuntimeError, match="timed out"):
+        next(batches)
+    assert plain(next(iter(resume(loader_of_numbers, position(running))))) == [3, 4, 5]
+    lock.release()
+    assert plain(next(batches)) == [3, 4, 5]
+    assert [plain(batch) for batch in resume(loader_of_numbers, position(running))] == [[6, 7, 8], [9, 10]]
+
+
+def loader_of_numbers() -> ResumableLoader:
+    lock = multiprocessing.get_context("fork").Lock()
+    return loader(Waiting(lock), num_workers=1)
+
+
+def test_a_worker_that_died_has_not_finished_the_epoch() -> None:
+    running = loader(Dying(), num_workers=1, prefetch_factor=1)
+    batches = iter(running)
+    next(batches)
+    for end in (RuntimeError, StopIteration):
+        with pytest.raises(end):
+            next(batches)
+        assert (running.epoch, running.batch_in_epoch, running.state_dict()["pass"]["steps"]) == (0, 1, 1)
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_leaving_the_loop_or_the_loader_ends_the_workers(persistent: bool) -> None:
     running = loader(num_workers=2, persistent_workers=persistent)
@@ -302,9 +353,9 @@ class Pinned:
 
 def test_pin_memory_reaches_the_batch_and_leaves_what_came_along() -> None:
     memory = {"globals": {"python": ["python", 3, b"x", None]}}
-    pinned = pin_memory(Shipped(Pinned(), 1, memory, "", False))
+    pinned = pin_memory(Shipped(Pinned(), 1, memory, ["a"], False))
     assert isinstance(pinned, Shipped)
-    assert pinned == Shipped("pinned", 1, memory, "", False)
+    assert pinned == Shipped("pinned", 1, memory, ["a"], False)
 
 
 def test_the_users_loader_is_not_changed() -> None:

@@ -59,7 +59,7 @@ class ResumableLoader:
             changed; iterate over the ResumableLoader only.
 
     Warns:
-        CheckpointWarning: There are more objects than are looked into (2,048), so generators may be missed.
+        CheckpointWarning: There are more objects (2,048) or generators (64) than are looked into.
 
     Raises:
         InvalidArgument: Not a DataLoader; or one that can't be resumed exactly: `in_order=False` with workers; one
@@ -80,8 +80,8 @@ class ResumableLoader:
                 "sampler": loader.sampler,
             }
         )
-        if not self._memory.whole:
-            positions.say_not_whole(stacklevel=3)
+        if self._memory.too_many:
+            positions.say_not_whole(self._memory.too_many, stacklevel=3)
         self._view: View | None = None
         self._epoch = 0
         self._pass: Pass | None = None  # None: between two epochs
@@ -89,6 +89,7 @@ class ResumableLoader:
         self._birth: Record | None = None  # memory before persistent workers were started
         self._idle: list[Any] | None = None  # memory of persistent workers between two epochs
         self._over: dict[str, Any] | None = None  # the pass that left persistent workers as they are now
+        self._unrecorded: set[str] = set()  # attributes that passes before changed
         self._resumed_by: Way | None = None
 
     @property
@@ -124,6 +125,14 @@ class ResumableLoader:
             raise AttributeError(name)
         return getattr(self._loader, name)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For a copy, which is as after `break`: its next `for` is a new epoch, with workers of its own."""
+        state = dict(vars(self))
+        if self._pass is not None:
+            state["_epoch"] += 1
+            state["_unrecorded"] = self._unrecorded | self._pass.left(workers=self._persistent)
+        return state | dict.fromkeys(("_view", "_pass", "_birth", "_idle", "_over"))
+
     def __repr__(self) -> str:
         resuming = " resuming" if self._resume is not None else ""
         by = self.resumes_by.partition(":")[0]
@@ -138,11 +147,12 @@ class ResumableLoader:
         return self._begin()
 
     def _begin(self) -> Batches:
-        if self._pass is not None:
-            self._epoch += 1  # The pass before was left by break.
+        if self._pass is not None:  # It was left by break.
+            self._unrecorded |= self._pass.left(workers=self._persistent)
+            self._epoch += 1
         start, view = self._memory.all(), self._present_view()
         newborn = self._persistent and not view.born
-        of = Pass(start, positions.kind_of(self._loader), newborn and self._birth is None)
+        of = Pass(start, positions.kind_of(self._loader), newborn and self._birth is None, self._epoch)
         if of.birth:
             self._birth = start
         if draws_apart(self._loader, self._way()):
@@ -152,19 +162,21 @@ class ResumableLoader:
         if newborn and not of.birth:  # The workers are born as they were then; the pass begins now.
             beginning.rewind = start
             self._memory.put(self._birth or {})
-        batches = self._batches(of, view.begin(beginning, self._idle), view)
+        batches = self._batches(of, view.begin(beginning, self._idle, opened=self._all_opened()), view)
         self._pass, self._idle, self._over = of, None, None
         if self._persistent and not of.birth:
             batches.settle()  # What its workers remember of the passes before isn't known otherwise.
         return batches
+
+    def _all_opened(self) -> list[bool] | None:
+        return [True] * self._loader.num_workers if self._idle is not None else None
 
     def _watch(self, of: Pass, view: View) -> None:
         if view.reports:
             of.greetings = self._loader.num_workers
             of.workers = [None] * of.greetings
             of.workers_at_start = [None] * of.greetings if self._persistent else None
-        elif view.order is not None and not self._loader.num_workers:
-            of.watch = Watch(self._memory)
+        of.watch = Watch(self._memory, samplers_only=self._loader.num_workers > 0, opened=self._epoch > 0)
 
     def _go_on(self, position: Position) -> Batches:
         resume = Resume(self._loader, self._memory, position, self._batches)
@@ -182,7 +194,7 @@ class ResumableLoader:
         self._epoch, self._resumed_by = epoch, None
 
     def _way(self) -> Way:
-        return way_of(self._loader, whole=self._memory.whole)
+        return way_of(self._loader, too_many=self._memory.too_many)
 
     def _present_view(self) -> View:
         if self._view is None or not self._persistent:
@@ -195,13 +207,18 @@ class ResumableLoader:
             return self._pass if self._persistent and self._pass is not None and self._view is view else of
 
         return Batches(
-            current, source, self._memory, ordered=view.order is not None, ended=self._after_the_last
-        )
+            current, source, self._memory, ordered=view.order is not None,
+            began=self._after_a_batch, ended=self._after_the_last,
+        )  # fmt: skip
+
+    def _after_a_batch(self, of: Pass) -> None:
+        # The position is that of the pass that yielded last: a loop goes on after a look at the data within it.
+        self._pass, self._epoch = of, of.epoch
 
     def _after_the_last(self, of: Pass) -> None:
-        if of is not self._pass:
-            return
-        self._epoch, self._pass = self._epoch + 1, None
+        of.over = True
+        self._unrecorded |= of.left(workers=self._persistent)
+        self._epoch, self._pass = of.epoch + 1, None
         if self._persistent:
             self._idle = of.workers
             self._over = positions.of_pass(of) if of.kind["dataset"] == "iterable" else None
@@ -220,6 +237,7 @@ class ResumableLoader:
             "workers": self._idle,
             "pass": positions.of_pass(of) if of is not None else None,
             "over": self._over,
+            "unrecorded": sorted(self._unrecorded),
         }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -234,15 +252,17 @@ class ResumableLoader:
         """Take over a position; the next iterator goes on from it. Own generators and counters are set at once.
 
         Warns:
-            CheckpointWarning: Another number of workers: their random draws will be others.
+            CheckpointWarning: Another number of workers: their random draws will be others. Or epochs before changed
+                something, named, that isn't recorded.
 
         Raises:
             StateMismatch: It isn't a position, or one of another batch size, length, sampler or kind of dataset, or
                 of other own generators. Nothing was changed.
         """
         self.check_state_dict(state)
-        position = dict(state)
+        position = positions.current(state)
         positions.say_other_workers(position, self._loader)
+        positions.say_unrecorded(position)
         same = position["kind"].get("workers") == self._loader.num_workers
         inside = position["pass"] is not None
         self._memory.put(position["now"], states=not inside)
@@ -250,5 +270,6 @@ class ResumableLoader:
         self._birth = position["birth"] if same and self._persistent else None
         self._idle = position["workers"] if same and self._persistent else None
         self._over = position["over"] if same and self._persistent else None
+        self._unrecorded = set(position["unrecorded"])
         self._resume = position if inside or self._over is not None else None
         self._resumed_by = None

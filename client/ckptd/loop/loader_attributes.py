@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,13 +25,14 @@ MAX_HOLDERS: Final = 2048
 MAX_ITEMS: Final = 64
 _MAX_MACHINES: Final = 4096
 MAX_TEXT: Final = 4096
-_MAX_MARK_DEPTH: Final = 3
-_SMALL_BYTES: Final = 1024
 _NOTHING: Final[Mapping[Any, Any]] = {}
 _NUMBERS: Final = frozenset({bool, int, float})
 PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_LIBRARIES: Final = frozenset({"numpy", "torch", "torchdata", "torchvision", "torchaudio", "ckptd"})
+_NAMES_OF_CLASSES: Final = frozenset({"_is_protocol", "_is_runtime_protocol"})
+_NO_VALUES: Final = (type, types.ModuleType, types.GenericAlias)
 _SYSTEM: Final = frozenset({"fd", "fileno", "handle", "pid"})
-_SIZED: Final = (list, tuple, dict, set, frozenset, collections.deque, bytearray)
+SIZED: Final = (list, tuple, dict, set, frozenset, collections.deque, bytearray)
 #: Top-level packages whose objects are handles or caches, not state of a sample.
 _OPAQUE: Final = frozenset(
     {
@@ -41,8 +43,6 @@ _OPAQUE: Final = frozenset(
 )  # fmt: skip
 
 _TRAINING: Final = ("torch.optim", "torch.amp", "torch.cuda", "torch.distributed")
-
-Mark = Any  #: what tells whether an attribute is still what it was; comparable within one process only
 
 
 @dataclass(eq=False)
@@ -61,9 +61,10 @@ class Holder:
 
     def __post_init__(self) -> None:
         of = self.of
-        self._sized = isinstance(of, _SIZED)
+        self._sized = isinstance(of, SIZED)
         self._function = isinstance(of, types.FunctionType)
-        self._slots = () if self._sized or self._function else _slots(type(of))
+        self._odd = isinstance(of, (type, types.MethodType, types.BuiltinMethodType))
+        self._slots = () if self._sized or self._function or self._odd else _slots(type(of))
 
     def items(self) -> list[tuple[Any, Any]]:
         of = self.of
@@ -72,22 +73,36 @@ class Holder:
                 return []
             return list(of.items() if isinstance(of, dict) else enumerate(of))
         if self._function:
-            return list(_cells(of))
+            return [*_cells(of), *_defaults(of)]
+        if self._odd:
+            return _class_attributes(of) if isinstance(of, type) else [("__self__", of.__self__)]
         found = list(getattr(of, "__dict__", _NOTHING).items())
         found += [(slot, getattr(of, slot)) for slot in self._slots if hasattr(of, slot)]
         return found
 
+    def is_long(self) -> bool:
+        """Whether it is a container of more than a look after each batch should cost."""
+        return self._sized and len(self.of) > MAX_ITEMS
+
+    def now(self) -> Mapping[Any, Any]:
+        """What the names hold."""
+        if self._sized or self._function or self._slots or self._odd:
+            return dict(self.items())
+        return getattr(self.of, "__dict__", _NOTHING)
+
     def get(self, name: Any) -> Any:
         """What name holds; None if there is no such name."""
         inside = self.of if isinstance(self.of, dict) else getattr(self.of, "__dict__", _NOTHING)
-        if name in inside and not self._function:
+        if name in inside and not (self._function or self._odd):
             return inside[name]
         return dict(self.items()).get(name)
 
     def set(self, name: Any, value: Any) -> None:
         of = self.of
-        if isinstance(of, (dict, list)):
+        if isinstance(of, (dict, list, collections.deque)):
             of[name] = value
+        elif isinstance(of, type):
+            setattr(of, name, value)
         elif self._function:
             cells = dict(zip(of.__code__.co_freevars, of.__closure__ or (), strict=True))
             cells[name].cell_contents = value
@@ -105,48 +120,67 @@ class Holder:
 def walk(roots: dict[str, Any]) -> tuple[list[Holder], bool]:
     """Every holder reached from roots, the nearest first, and whether all were reached."""
     holders = [Holder("", roots)]
+    parents = [0]
     seen: set[int] = set()
-    for holder in holders:  # it grows meanwhile
+    for number, holder in enumerate(holders):  # it grows meanwhile
         for name, value in holder.items():
             path = holder.at(name)
             for found in _below(path, value):
                 if id(found.of) not in seen:
                     seen.add(id(found.of))
                     holders.append(found)
-        if len(holders) > MAX_HOLDERS:
+                    parents.append(number)
+        if len(holders) > MAX_HOLDERS or (holder._sized and len(holder.of) > _MAX_MACHINES):
             return holders[:MAX_HOLDERS], False
+    holders = _without_data(holders, parents)
     for holder in holders:
-        if not holder._sized:
+        if not (holder._sized or holder._odd):
             holder.baseline = {name: value for name, value in holder.items() if type(value) in PLAIN}
     return holders, True
+
+
+def _without_data(holders: list[Holder], parents: list[int]) -> list[Holder]:
+    """Without containers that lead to nothing but data: they are looked at after each batch for nothing."""
+    kept = [not holder._sized for holder in holders]
+    for number in reversed(range(1, len(holders))):
+        if not kept[number]:
+            kept[number] = any(is_generator(value) for _, value in holders[number].items())
+        kept[parents[number]] |= kept[number]
+    return [holder for holder, keep in zip(holders, kept, strict=True) if keep or not holder.path]
 
 
 def _below(path: str, value: Any) -> Iterator[Holder]:
     kind = type(value)
     if kind in PLAIN or is_generator(value) or isinstance(value, (type, types.ModuleType)):
         return
-    if isinstance(value, types.MethodType):
-        yield from _below(path, value.__self__)
+    if isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+        if is_generator(value.__self__):  # random.Random(1).uniform
+            yield Holder(path, value)
+        else:
+            yield from _below(path, value.__self__)
     elif isinstance(value, functools.partial):
         for part, inner in ((".func", value.func), (".args", value.args), (".keywords", value.keywords)):
             yield from _below(path + part, inner)
     elif isinstance(value, types.FunctionType):
-        if value.__closure__:
+        if value.__closure__ or any(type(default) not in PLAIN for _, default in _defaults(value)):
             yield Holder(path, value)
-    elif isinstance(value, _SIZED):
-        if isinstance(value, (list, tuple, dict)) and _is_looked_into(value):
+    elif isinstance(value, SIZED):
+        if isinstance(value, (list, tuple, dict, collections.deque)) and _is_looked_into(value):
             yield Holder(path, value)
     elif _has_insides(value) and (hasattr(value, "__dict__") or _slots(kind)):
         yield Holder(path, value)
+        for cls in kind.__mro__:
+            if _is_the_users(cls) and _class_attributes(cls):
+                yield Holder(f"{path}.{cls.__qualname__}", cls)
 
 
-def _is_looked_into(container: list[Any] | tuple[Any, ...] | dict[Any, Any]) -> bool:
+def _is_looked_into(container: list[Any] | tuple[Any, ...] | dict[Any, Any] | collections.deque[Any]) -> bool:
     """A small one of objects; a large one if it is of things that make samples, not of samples."""
     values = container.values() if isinstance(container, dict) else container
     if len(container) <= MAX_ITEMS:
         return not all(type(value) in PLAIN for value in values)
     first = next(iter(values))
-    if type(first) in PLAIN or isinstance(first, (*_SIZED, torch.Tensor, np.ndarray, type)):
+    if type(first) in PLAIN or isinstance(first, (*SIZED, torch.Tensor, np.ndarray, type)):
         return False
     return (
         is_generator(first) or callable(first) or hasattr(first, "__getitem__") or hasattr(first, "__iter__")
@@ -160,6 +194,29 @@ def _has_insides(value: Any) -> bool:
         return next(value.parameters(), None) is None  # a transform; one with parameters is a model
     module = type(value).__module__
     return module.partition(".")[0] not in _OPAQUE and not module.startswith(_TRAINING)
+
+
+@functools.lru_cache(1024)
+def _is_the_users(cls: type) -> bool:
+    top = cls.__module__.partition(".")[0]
+    return top not in _LIBRARIES and top not in sys.stdlib_module_names
+
+
+def _class_attributes(cls: type) -> list[tuple[str, Any]]:
+    """What objects of a class share: generators, counters, objects; no methods."""
+    return [
+        (name, value) for name, value in vars(cls).items()
+        if not name.startswith(("__", "_abc_")) and name not in _NAMES_OF_CLASSES
+        if not isinstance(value, _NO_VALUES) and not hasattr(type(value), "__get__")
+    ]  # fmt: skip
+
+
+def _defaults(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    code, defaults = function.__code__, function.__defaults__ or ()
+    yield from zip(
+        code.co_varnames[: code.co_argcount][-len(defaults) or code.co_argcount :], defaults, strict=True
+    )
+    yield from (function.__kwdefaults__ or _NOTHING).items()
 
 
 def _slots(kind: type) -> tuple[str, ...]:
@@ -189,39 +246,3 @@ def recordable(name: Any, baseline: Any, value: Any) -> bool:
     if baseline is None or value is None:
         return str(name).lower().lstrip("_").rpartition("_")[2] not in _SYSTEM
     return kind is before or (kind in _NUMBERS and before in _NUMBERS)
-
-
-def is_plain(value: Any) -> bool:
-    return type(value) in PLAIN
-
-
-def mark(value: Any, depth: int = 0) -> Mark:
-    """Compared later, it tells whether the attribute changed: by value if small, else by identity and size."""
-    kind = type(value)
-    if value is None:
-        return None
-    if kind in PLAIN:
-        return ("data", kind, value)
-    if isinstance(value, _SIZED):
-        return _mark_container(value, depth)
-    if isinstance(value, np.ndarray):
-        return ("data", id(value), value.tobytes() if value.nbytes <= _SMALL_BYTES else None)
-    if isinstance(value, torch.Tensor):
-        return ("data", id(value), 0 if value.is_inference() else value._version)
-    return ("object", id(value))
-
-
-def _mark_container(value: Any, depth: int) -> Mark:
-    size = len(value)
-    if size > MAX_ITEMS or depth == _MAX_MARK_DEPTH:
-        return ("data", id(value), size)
-    if isinstance(value, (set, frozenset)):
-        return ("data", frozenset(item if type(item) in PLAIN else id(item) for item in value))
-    if isinstance(value, dict):
-        value = [part for item in value.items() for part in item]
-    return ("data", tuple(mark(item, depth + 1) for item in value))
-
-
-def is_opened(before: Mark, now: Mark) -> bool:
-    """Whether an attribute that was None or missing became an object: most likely a file opened at first use."""
-    return before is None and now is not None and now[0] == "object"

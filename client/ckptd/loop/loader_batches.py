@@ -20,15 +20,17 @@ class Batches(Iterator[Any]):
         source: What the DataLoader's `iter()` gave.
         memory: Of the objects around the loader.
         ordered: Whether the sampler's side notes the generators before the first batch.
-        ended: Called with the pass when it is over.
+        began: Called with the pass when a batch of it was yielded, and
+        ended: when it is over.
     """
 
     def __init__(
         self, of: Callable[[], Pass], source: Iterator[Any], memory: Memory, *,
-        ordered: bool, ended: Callable[[Pass], None],
+        ordered: bool, began: Callable[[Pass], None], ended: Callable[[Pass], None],
     ) -> None:  # fmt: skip
         self._of, self._source, self._memory, self._ended = of, source, memory, ended
-        self._ordered = ordered
+        self._ordered, self._began = ordered, began
+        self._received: int | None = None
 
     def __next__(self) -> Any:
         of = self._of()
@@ -38,20 +40,30 @@ class Batches(Iterator[Any]):
         if of.watch is not None:
             of.before_fetch(self._memory)
         batch = self._take(of)
-        of.yielded()
+        of.yielded(prefetched=self._received is not None)
+        self._began(of)
         if of.watch is not None:
             of.after_fetch(self._memory)
         return batch
 
+    def _count(self) -> int | None:
+        """How many batches came from workers, errors among them; None without workers."""
+        count: int | None = getattr(self._source, "_rcvd_idx", None)
+        return count
+
     def _take(self, of: Pass) -> Any:
+        self._received = self._count()
         try:
             with of.streams() if of.streams is not None else nullcontext():
                 batch = next(self._source)
         except StopIteration:
-            self._ended(of)
+            if not of.over and not (of.pending and of.kind["dataset"] == "map"):  # else workers have died
+                self._ended(of)
             raise
         except Exception:
-            of.failed()
+            # A batch's own error is received as a batch is; one of waiting for it (a worker died, a signal) isn't.
+            if self._received is None or self._received != self._count():
+                of.failed()
             raise
         if isinstance(batch, Shipped):
             of.hear(batch)
@@ -62,8 +74,9 @@ class Batches(Iterator[Any]):
         """Take the workers' answers to their greetings, which come before the first batch."""
         of = self._of()
         while of.greetings:
+            answer = next(self._source)
             of.greetings -= 1
-            of.hear(next(self._source))
+            of.hear(answer)
 
     def drop(self, steps: int, last: Record | None) -> None:
         """Fetch what was fetched before; what failed then may fail again.

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
 
 from ckptd.errors import StateMismatch
-from ckptd.loop.loader_attributes import PLAIN, Holder, Mark, is_opened, is_plain, mark, recordable, walk
+from ckptd.loop.loader_attributes import MAX_HOLDERS, PLAIN, Holder, recordable, walk
+from ckptd.loop.loader_marks import Mark, Marker, is_opened
 from ckptd.loop.loader_rng import (
     OwnGenerator,
     is_generator,
@@ -30,6 +31,9 @@ from ckptd.loop.loader_rng import (
 #: first; states: path → state_dict.
 Record: TypeAlias = dict[str, dict[str, Any]]
 
+Spot: TypeAlias = tuple[int, Any]  #: a watched attribute: its holder's number and its name
+
+MAX_GENERATORS: Final = 64
 _HOOK = "__getitems__"  # ours, in a worker: no attribute of the user's
 
 
@@ -45,22 +49,33 @@ class Memory:
     """
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
-        self._holders, self.whole = walk(dict(roots))
+        self._holders, whole = walk(dict(roots))
         self._stateful = {
             path: value for path, value in self._objects() if has_state_dict(value) and not _is_module(value)
         }
+        self._plain = [holder for holder in self._holders if holder.baseline]
+        self._watched = [
+            (number, holder) for number, holder in enumerate(self._holders)
+            if is_fetched(holder.path) or holder.path.startswith(("sampler", "batch_sampler"))
+            if not self._covered(holder.path) and not holder.is_long()
+        ]  # fmt: skip
+        self.too_many = "" if whole else f"{MAX_HOLDERS} objects"
+        if not self.too_many and len(self._generators(None)) > MAX_GENERATORS:
+            self.too_many = f"{MAX_GENERATORS} generators"
 
     def _objects(self) -> Iterator[tuple[str, Any]]:
         return ((holder.path, holder.of) for holder in self._holders[1:])
 
-    def _generators(self) -> dict[str, OwnGenerator]:
+    def _generators(self, most: int | None = MAX_GENERATORS) -> dict[str, OwnGenerator]:
         found: dict[str, OwnGenerator] = {}
         seen: set[int] = set()
         for holder in self._holders:
             for name, value in holder.items():
-                if not is_plain(value) and is_generator(value) and id(value) not in seen:
+                if type(value) not in PLAIN and is_generator(value) and id(value) not in seen:
                     seen.add(id(value))
                     found[holder.at(name)] = value
+                    if len(found) == most:
+                        return found
         return found
 
     def draws(self) -> Record:
@@ -71,9 +86,10 @@ class Memory:
     def own(self) -> Record:
         """All but the global generators."""
         values = {}
-        for holder in self._holders:
+        for holder in self._plain:
+            now = holder.now()
             for name, base in holder.baseline.items():
-                value = holder.get(name)
+                value = now.get(name)
                 if value is not base and value != base and recordable(name, base, value):
                     values[holder.at(name)] = value
         own = {path: read_generator(generator) for path, generator in self._generators().items()}
@@ -112,7 +128,7 @@ class Memory:
         for holder in self._holders:
             for name, base in holder.baseline.items():
                 wanted, value = values.get(holder.at(name), base), holder.get(name)
-                if is_plain(value) and (type(value) is not type(wanted) or value != wanted):
+                if type(value) in PLAIN and (type(value) is not type(wanted) or value != wanted):
                     holder.set(name, wanted)
 
     def _make_generator(self, path: str, state: Any) -> None:
@@ -150,47 +166,71 @@ class Memory:
                 todo="make the DataLoader as it was made for the checkpoint",
             )  # fmt: skip
 
-    def marks(self) -> dict[str, Mark]:
-        """Of what belongs to dataset and collate_fn and is neither stored nor a generator."""
-        found = {}
-        for holder in self._holders:
-            if not holder.path.startswith(("dataset", "collate_fn")) or self._covered(holder.path):
+    def marks(self, marker: Marker, *, samplers_only: bool = False) -> dict[Spot, Mark]:
+        """Of what is neither stored nor a generator.
+
+        Args:
+            marker: The one that made the marks to compare with.
+            samplers_only: Whether to leave out what belongs to dataset and collate_fn.
+        """
+        found: dict[Spot, Mark] = {}
+        for number, holder in self._watched:
+            if samplers_only and is_fetched(holder.path):
                 continue
+            baseline = holder.baseline
             for name, value in holder.items():
+                if name in baseline and (value is baseline[name] or recordable(name, baseline[name], value)):
+                    continue
                 if name == _HOOK or is_generator(value):
                     continue
-                if name in holder.baseline and recordable(name, holder.baseline[name], value):
-                    continue
-                found[holder.at(name)] = mark(value)
+                found[number, name] = marker.mark((number, name), value)
         return found
+
+    def at(self, spot: Spot) -> str:
+        """The path of a marked attribute."""
+        return self._holders[spot[0]].at(spot[1])
 
     def _covered(self, path: str) -> bool:
         return any(path == of or path.startswith((f"{of}.", f"{of}[")) for of in self._stateful)
 
 
 class Watch:
-    """Tells whether fetching changes something in a dataset that its memory lacks, so that it must be repeated.
+    """Tells what a pass changes that its memory lacks.
 
     What the first batch opens and nothing changes afterwards (a file, a database) is no such thing.
+
+    Args:
+        memory: Of the objects to watch.
+        samplers_only: Whether dataset and collate_fn are left out: they work elsewhere.
+        opened: Whether what the first batch opens is known to stay.
     """
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory, self._base = memory, memory.marks()
-        self._first, self._changed = True, ""
+    def __init__(self, memory: Memory, *, samplers_only: bool = False, opened: bool = False) -> None:
+        self._memory, self._samplers_only, self._opened = memory, samplers_only, opened
+        self._marker = Marker()
+        self._first, self._changed = True, set[str]()
+        self._base = self._marks()
 
-    def look(self) -> str:
-        """After a batch: the path of what was changed since the start, "" if nothing."""
-        if self._changed:
-            return self._changed
-        now = self._memory.marks()
-        changed = [path for path in {**self._base, **now} if self._base.get(path) != now.get(path)]
-        stays = [path for path in changed if not is_opened(self._base.get(path), now.get(path))]
+    def _marks(self) -> dict[Spot, Mark]:
+        return self._memory.marks(self._marker, samplers_only=self._samplers_only)
+
+    def look(self) -> list[str]:
+        """The paths of what was changed since the start, in their order."""
+        now, opened = self._marks(), set()
+        if now != self._base:
+            changed = {spot for spot in {**self._base, **now} if self._base.get(spot) != now.get(spot)}
+            if self._first:
+                opened = {spot for spot in changed if is_opened(self._base.get(spot), now.get(spot))}
+            self._changed |= {self._memory.at(spot) for spot in changed - opened}
         if self._first:
             self._first, self._base = False, now
-            self._changed = next(iter(stays), "")
-            return next(iter(changed), "")
-        self._changed = next(iter(changed), "")
-        return self._changed
+        unsure = set() if self._opened else {self._memory.at(spot) for spot in opened}
+        return sorted(self._changed | unsure)
+
+
+def is_fetched(path: str) -> bool:
+    """Whether it belongs to what makes the samples, not their order."""
+    return path.startswith(("dataset", "collate_fn"))
 
 
 def same(one: Any, other: Any) -> bool:
@@ -204,8 +244,10 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    return one is other or (type(one) in PLAIN and one == other)
+        return bool(
+            one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        )
+    return one is other or (type(one) in PLAIN and bool(one == other))
 
 
 def has_state_dict(value: Any) -> bool:

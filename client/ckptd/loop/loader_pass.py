@@ -7,10 +7,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ckptd.loop.loader_memory import Memory, Record, Watch
+from ckptd.loop.loader_memory import Memory, Record, Watch, is_fetched
 from ckptd.loop.loader_streams import Streams
 from ckptd.loop.loader_worker import Shipped, merge
 
+HERE: Final = -1  #: not in a worker
 _SPELLED: Final = frozenset({int, str, float, bool, bytes, type(None)})
 
 
@@ -21,6 +22,7 @@ class Pass:
     Attributes:
         start: Everything's memory just before `iter()`.
         kind: Batch size, length and so on of the loader then.
+        epoch: Which pass over the data it is, from 0.
         birth: Whether persistent workers were started for this pass.
         first: The generators before the sampler's first step (or the first batch); None before it.
         batches: Yielded.
@@ -30,12 +32,13 @@ class Pass:
         workers: Each worker's memory after its last batch that was yielded; None before it is known.
         workers_at_start: Each worker's memory before the pass; None where they start anew.
         greetings: Answers of workers that are to come before the first batch.
-        watch: Watches the dataset in this process; None where that isn't needed.
-        changed: By worker (0 without any): an attribute that fetching changes and the memory lacks, or "".
+        watch: Watches what works in this process: samplers, without workers the dataset too.
+        changed: By worker, and of this process: the attributes that are changed and that the memory lacks.
         last: The generators before the last fetch, and
         after: after it; both only while fetching here changes what the memory lacks.
         loop_draws: Whether the training loop was seen to draw from them between two fetches.
         exhausted: Whether an iterable dataset came to its end.
+        over: Whether it came to its end.
         streams: The global generators of the fetches; None where they draw from the process's.
         draws_on_the_way: While skipping, the sampler drew after its first step.
     """
@@ -43,6 +46,7 @@ class Pass:
     start: Record
     kind: dict[str, Any]
     birth: bool
+    epoch: int = 0
     first: Record | None = None
     batches: int = 0
     steps: int = 0
@@ -52,11 +56,12 @@ class Pass:
     workers_at_start: list[Record | None] | None = None
     greetings: int = 0
     watch: Watch | None = None
-    changed: dict[int, str] = field(default_factory=dict)
+    changed: dict[int, list[str]] = field(default_factory=dict)
     last: Record | None = None
     after: Record | None = None
     loop_draws: bool = False
     exhausted: bool = False
+    over: bool = False
     streams: Streams | None = None
     draws_on_the_way: bool = False
     _ahead: int = 0
@@ -72,15 +77,15 @@ class Pass:
 
     def before_fetch(self, memory: Memory) -> None:
         """Where fetching has to be repeated, note what it draws from: the training loop may draw from it too."""
-        if self.changed.get(0):
+        if self.repeats:
             self.last = memory.draws()
             if self.after is not None and self.after != self.last:
                 self.loop_draws = True
 
     def after_fetch(self, memory: Memory) -> None:
         if self.watch is not None and self.steps == 1:
-            self.changed[0] = self.watch.look()
-        if self.changed.get(0):
+            self.changed[HERE] = self.watch.look()
+        if self.repeats:
             self.after = memory.draws()
 
     def done(self) -> None:
@@ -89,13 +94,15 @@ class Pass:
         if self.pending:
             self.check = self.pending.popleft()
 
-    def yielded(self) -> None:
+    def yielded(self, *, prefetched: bool) -> None:
         """A batch reached the training loop."""
+        while len(self.pending) > 1 and not prefetched:
+            self.done()  # An interrupted one is left behind.
         self.done()
         self.batches += 1
 
     def failed(self) -> None:
-        """next() raised an error: that batch's, if one was to come."""
+        """next() raised an error of the batch that was to come, if one was."""
         if self.pending:
             self.done()
 
@@ -109,13 +116,23 @@ class Pass:
                 self.workers_at_start[shipped.worker] = shipped.memory  # a resumed pass knows it already
         else:
             self.workers[shipped.worker] = merge(self.workers[shipped.worker] or {}, shipped.memory)
-            self.changed[shipped.worker] = shipped.changed
+            self.changed[shipped.worker] = list(shipped.changed)
 
-    def look(self) -> str:
-        """The path of an attribute that only refetching can bring back; "" if there is none."""
-        if self.watch is not None and self.steps > 1:
-            self.changed[0] = self.watch.look()
-        return next((path for _, path in sorted(self.changed.items()) if path), "")
+    @property
+    def repeats(self) -> bool:
+        """Whether the last fetch may have to be repeated with the generators that it drew from."""
+        return self.streams is None and any(map(is_fetched, self.changed.get(HERE, ())))
+
+    def look(self) -> list[str]:
+        """The paths of attributes that were changed, which isn't recorded."""
+        if self.watch is not None and self.steps != 1:  # after the first it has looked
+            self.changed[HERE] = self.watch.look()
+        return sorted({path for paths in self.changed.values() for path in paths})
+
+    def left(self, *, workers: bool) -> set[str]:
+        """Those of them that stay changed after the pass, as the workers do or don't."""
+        self.look()
+        return {path for at, paths in self.changed.items() if workers or at == HERE for path in paths}
 
 
 def fold(check: int, index: Any) -> int:

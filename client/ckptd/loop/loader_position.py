@@ -10,8 +10,7 @@ from typing import Any, Final, TypeAlias
 from torch.utils.data import DataLoader
 
 from ckptd.errors import CheckpointWarning, StateMismatch
-from ckptd.loop.loader_attributes import MAX_HOLDERS
-from ckptd.loop.loader_memory import Memory
+from ckptd.loop.loader_memory import Memory, is_fetched
 from ckptd.loop.loader_pass import Pass
 from ckptd.loop.loader_way import has_own_iter, is_iterable
 
@@ -23,7 +22,7 @@ _LISTS: Final = (list, type(None))
 #: The keys of a position and of the pass in it.
 _POSITION: Final[dict[str, Any]] = {
     "schema": str, "epoch": int, "kind": dict, "now": dict, "birth": _OPTIONAL, "workers": _LISTS, "pass": _OPTIONAL,
-    "over": _OPTIONAL,
+    "over": _OPTIONAL, "unrecorded": list,
 }  # fmt: skip
 _PASS: Final[dict[str, Any]] = {
     "start": dict, "first": _OPTIONAL, "birth": bool, "batches": int, "steps": int, "check": int,
@@ -73,12 +72,14 @@ def of_pass(of: Pass) -> dict[str, Any]:
     """A pass as plain values, which later steps don't change."""
     known = of.workers is not None and None not in of.workers
     at_start = of.workers_at_start if known else None
+    changed = next(filter(is_fetched, of.look()), "")  # after it, what repeats is known
     return {
         "start": of.start, "first": of.first, "birth": of.birth,
         "batches": of.batches, "steps": of.steps, "check": of.check,
         "workers": list(of.workers or ()) if known else None,
         "workers_at_start": list(at_start) if at_start is not None else None,
-        "changed": of.look(), "exhausted": of.exhausted, "last": of.last, "loop_draws": of.loop_draws,
+        "changed": changed,
+        "exhausted": of.exhausted, "last": of.last if of.repeats else None, "loop_draws": of.loop_draws and of.repeats,
         "streams": of.streams is not None,
     }  # fmt: skip
 
@@ -102,7 +103,7 @@ def _check_form(position: Any) -> None:
             "not the position of a ResumableLoader, or one of another version", where="loader",
             seen=_shape(position) if schema is None else repr(schema), wanted=SCHEMA,
         )  # fmt: skip
-    _check_keys(position, _POSITION, "loader")
+    _check_keys(current(position), _POSITION, "loader")
     for name in ("pass", "over"):
         if position[name] is not None:
             _check_keys({**_NEWER, **position[name]}, _PASS, f"loader[{name!r}]")
@@ -138,14 +139,36 @@ def say_other_workers(position: Position, loader: DataLoader[Any]) -> None:
         )
 
 
-def say_not_whole(*, stacklevel: int) -> None:
+def say_not_whole(too_many: str, *, stacklevel: int) -> None:
     """Warn that not all around the loader could be looked into."""
     warnings.warn(
-        f"dataset and samplers hold over {MAX_HOLDERS} objects, too many to look into: one that draws from a "
+        f"dataset and samplers hold over {too_many}, too many to look into: one that draws from a "
         "generator of its own, or counts, may go on otherwise in a resumed run; the epoch's batches are fetched again",
         CheckpointWarning,
         stacklevel=stacklevel + 1,
     )
+
+
+def current(position: Mapping[str, Any]) -> Position:
+    """The position with what one of before lacks."""
+    inside = position["pass"] if isinstance(position.get("pass"), Mapping) and position.get("epoch") else {}
+    return {"unrecorded": [inside["changed"]] if inside.get("changed") else [], **position}
+
+
+def say_unrecorded(position: Position) -> None:
+    """Warn of what earlier epochs left somewhere where it isn't recorded."""
+    inside = position["pass"] is not None and position["pass"]["steps"] > 0
+    paths = [
+        path for path in position["unrecorded"] if is_fetched(path) or not inside
+    ]  # the order is compared
+    if paths:
+        warnings.warn(
+            f"fetching changes {', '.join(paths)}, which isn't recorded: what earlier epochs left there is missing now, "
+            "so the samples to come may be others, unless it is a cache or made anew each epoch; give the "
+            "object state_dict and load_state_dict, or keep it in plain attributes (numbers, text)",
+            CheckpointWarning,
+            stacklevel=4,
+        )
 
 
 def _shape(state: object) -> str:

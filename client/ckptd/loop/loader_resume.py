@@ -27,7 +27,7 @@ MakeBatches = Callable[[Pass, Iterator[Any], View], Batches]
 
 def way_to(position: Position, loader: DataLoader[Any], memory: Memory) -> Way:
     """How to come to the position: as the loader's kind allows, and as what fetching changes demands."""
-    way, changed = way_of(loader, whole=memory.whole), position["pass"]["changed"]
+    way, changed = way_of(loader, too_many=memory.too_many), position["pass"]["changed"]
     same_workers = position["kind"].get("workers") == loader.num_workers
     if way.how == "skip" and changed and same_workers:
         return Way(
@@ -109,7 +109,10 @@ class Resume:
             self._memory.put(self._position["now"], values=stored["exhausted"])
         else:
             self._memory.put(born if born is not None else stored["start"])
-        source = view.begin(beginning, self._memories(view), at_the_end=stored["exhausted"] and how == "load")
+        source = view.begin(
+            beginning, self._memories(view), opened=self._opened(),
+            at_the_end=stored["exhausted"] and how == "load",
+        )  # fmt: skip
         batches = self._make(of, source, view)
         self._come(view, of, batches)
         return view, of, batches
@@ -128,15 +131,17 @@ class Resume:
 
     def _pass(self, view: View) -> Pass:
         stored = self._of
-        of = Pass(stored["start"], self._position["kind"], stored["birth"], first=stored["first"])
+        of = Pass(
+            stored["start"], self._position["kind"], stored["birth"], self._position["epoch"], stored["first"]
+        )
         of.exhausted, of.loop_draws = stored["exhausted"], stored["loop_draws"]
         if stored.get("streams", False):  # older positions lack it
             of.streams = Streams(stored["start"], self._position["epoch"])
         if view.reports:
             of.workers = [None] * self._loader.num_workers
             of.workers_at_start = self._at_start(of.workers)
-        elif view.order is not None:
-            of.watch = Watch(self._memory)
+        begun = bool(self._position["epoch"] or (stored["steps"] and self.way.how == "skip"))
+        of.watch = Watch(self._memory, samplers_only=self._loader.num_workers > 0, opened=begun)
         return of
 
     def _at_start(self, unknown: list[Any]) -> list[Any] | None:
@@ -154,20 +159,21 @@ class Resume:
         memories: list[Any] | None = self._of["workers" if self.way.how == "skip" else "workers_at_start"]
         return memories
 
+    def _opened(self) -> list[bool] | None:
+        """By worker, whether it had fetched before: what it opened then is there at its next first fetch."""
+        if not self._same_workers:
+            return None
+        before = self._persistent and not self._of["birth"]
+        since = self._of["steps"] if self.way.how == "skip" else 0
+        return [before or worker < since for worker in range(self._loader.num_workers)]
+
     def _say_unrecorded(self) -> None:
         """Fetching again doesn't bring everything back when it depends on more than this epoch's fetches."""
-        reasons = []
         if self._of["loop_draws"]:
-            reasons.append("the training loop draws from the same generators between two batches")
-        if (self._persistent and not self._of["birth"]) or (
-            not self._loader.num_workers and self._position["epoch"]
-        ):
-            reasons.append("it may reach back into earlier epochs")
-        if reasons:
             warnings.warn(
                 f"fetching changes {self._of['changed']}, which isn't recorded; the batches before the position "
-                f"were fetched again, but it may differ now: {' and '.join(reasons)}; give the dataset "
-                "state_dict and load_state_dict",
+                "were fetched again, but it may differ now: the training loop draws from the same generators between "
+                "two batches; give the dataset state_dict and load_state_dict",
                 CheckpointWarning,
                 stacklevel=6,
             )

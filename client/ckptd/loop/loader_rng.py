@@ -8,6 +8,7 @@ read in some ten microseconds. A worker reads them after each batch.
 
 from __future__ import annotations
 
+import functools
 import random
 import warnings
 from array import array
@@ -20,7 +21,9 @@ import torch
 from ckptd.errors import CheckpointWarning
 from ckptd.tensors.seed_sequence import continue_spawning, seed_from_plain, seed_to_plain
 
-OwnGenerator: TypeAlias = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+OwnGenerator: TypeAlias = (
+    torch.Generator | np.random.Generator | np.random.RandomState | np.random.BitGenerator | random.Random
+)
 GeneratorState: TypeAlias = list[
     Any
 ]  #: [family, variant, …]: plain values, in an order each family has of its own
@@ -29,9 +32,16 @@ GlobalStates: TypeAlias = dict[str, GeneratorState]
 
 def is_generator(value: object) -> TypeGuard[OwnGenerator]:
     """Whether value is a random generator whose state can be read and set."""
-    if isinstance(value, random.Random):
-        return type(value).getstate is random.Random.getstate  # not SystemRandom: it has no state
-    return isinstance(value, (torch.Generator, np.random.Generator, np.random.RandomState))
+    return _is_kind(type(value))  # type: ignore[arg-type]
+
+
+@functools.lru_cache(1024)  # asked of every attribute, after each batch
+def _is_kind(kind: type) -> bool:
+    if issubclass(kind, random.Random):
+        return kind.getstate is random.Random.getstate  # not SystemRandom: it has no state
+    return issubclass(
+        kind, (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+    )
 
 
 def read_generator(generator: OwnGenerator) -> GeneratorState:
@@ -41,6 +51,8 @@ def read_generator(generator: OwnGenerator) -> GeneratorState:
     if isinstance(generator, np.random.Generator):
         state = generator.bit_generator.state
         return ["numpy", state["bit_generator"], _plain(state), seed_to_plain(generator.bit_generator)]
+    if isinstance(generator, np.random.BitGenerator):
+        return ["bits", generator.state["bit_generator"], _plain(generator.state), seed_to_plain(generator)]
     if isinstance(generator, np.random.RandomState):
         return _legacy(generator.get_state(legacy=False))
     return _python(generator.getstate())
@@ -53,6 +65,9 @@ def set_generator(generator: OwnGenerator, state: GeneratorState) -> None:
     elif isinstance(generator, np.random.Generator):
         generator.bit_generator.state = _with_arrays(state[2])
         _spawn_on(generator.bit_generator, _seed_of(state))
+    elif isinstance(generator, np.random.BitGenerator):
+        generator.state = _with_arrays(state[2])
+        _spawn_on(generator, _seed_of(state))
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(_with_arrays(state[2]))
     else:
@@ -86,8 +101,9 @@ def new_generator(state: GeneratorState) -> OwnGenerator:
         made = torch.Generator(variant)
     elif family == "python":
         made = random.Random()
-    elif family == "numpy":
-        made = np.random.Generator(getattr(np.random, variant)(seed_from_plain(_seed_of(state))))
+    elif family in ("numpy", "bits"):
+        bits = getattr(np.random, variant)(seed_from_plain(_seed_of(state)))
+        made = np.random.Generator(bits) if family == "numpy" else bits
     else:
         made = np.random.RandomState(getattr(np.random, variant)())
     set_generator(made, state)

@@ -45,7 +45,11 @@ class Streams:
             self._python, self._numpy, self._torch = (
                 random.getstate(), np.random.get_state(), torch.get_rng_state()
             )  # fmt: skip
-            random.setstate(python), np.random.set_state(numpy), torch.set_rng_state(of_torch)
+            random.setstate(python)
+            np.random.set_state(numpy)
+            torch.set_rng_state(of_torch)
 
     def _set(self) -> None:
-        random.setstate(self._python), np.random.set_state(self._numpy), torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.set_rng_state(self._torch)

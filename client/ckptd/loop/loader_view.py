@@ -33,7 +33,7 @@ class View:
         iterable = is_iterable(loader)
         self.reports = (
             loader.num_workers > 0 and (not iterable or self._persistent) and not has_own_iter(loader)
-        )
+        ) and not memory.too_many
         self.order: Order | None = None
         self._observed: _Observed | None = None
         self._through: DataLoader[Any] = loader
@@ -66,13 +66,15 @@ class View:
         return self._persistent and self._through._iterator is not None
 
     def begin(
-        self, beginning: Beginning, memories: list[Record] | None = None, *, at_the_end: bool = False
-    ) -> Iterator[Any]:
+        self, beginning: Beginning, memories: list[Record] | None = None, *,
+        opened: list[bool] | None = None, at_the_end: bool = False,
+    ) -> Iterator[Any]:  # fmt: skip
         """`iter()`, with workers that start with these memories, if they start now.
 
         Args:
             beginning: How the sampler begins.
             memories: One per worker; None to let each start anew.
+            opened: By worker, whether it had opened what it opens at its first fetch.
             at_the_end: Whether an iterable dataset had come to its end; then there is nothing to come.
         """
         if at_the_end:
@@ -82,14 +84,14 @@ class View:
         if self._observed is not None:
             self._observed.of = beginning.of
         if self.reports:
-            self._report(memories)
+            self._report(memories, opened)
         return iter(self._through)
 
-    def _report(self, memories: list[Record] | None) -> None:
+    def _report(self, memories: list[Record] | None, opened: list[bool] | None) -> None:
         loader, changes = self._loader, vars(self._through)
         changes["collate_fn"] = ShippingCollate(loader.collate_fn)
         changes["worker_init_fn"] = WorkerStart(
-            loader.worker_init_fn, loader.collate_fn, memories=memories,
+            loader.worker_init_fn, loader.collate_fn, memories=memories, opened=opened,
             batched=loader.batch_sampler is not None, iterable=is_iterable(loader),
         )  # fmt: skip
         changes["_IterableDataset_len_called"] = None  # it would count the greetings as samples

@@ -11,7 +11,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.datapipes.datapipe import IterDataPipe
 
 from ckptd.errors import InvalidArgument
-from ckptd.loop.loader_attributes import MAX_HOLDERS
 from ckptd.loop.loader_memory import has_state_dict
 
 How = Literal["skip", "load", "refetch"]
@@ -63,12 +62,12 @@ def is_pipe(loader: DataLoader[Any]) -> bool:
     return isinstance(loader.dataset, IterDataPipe)
 
 
-def way_of(loader: DataLoader[Any], *, whole: bool) -> Way:
+def way_of(loader: DataLoader[Any], *, too_many: str = "") -> Way:
     """The way for a loader that isn't refused, as far as its kind decides.
 
     Args:
         loader: The DataLoader.
-        whole: Whether everything it holds could be looked into.
+        too_many: What there is more of than can be looked into; "" if nothing.
     """
     if has_own_iter(loader):
         return Way("refetch", f"{type(loader).__qualname__} has its own __iter__")
@@ -78,8 +77,8 @@ def way_of(loader: DataLoader[Any], *, whole: bool) -> Way:
         if has_state_dict(loader.dataset) and not is_pipe(loader):
             return Way("load", "the iterable dataset has a state_dict")
         return Way("refetch", "the iterable dataset has no state_dict")
-    if not whole:
-        return Way("refetch", f"dataset and samplers hold over {MAX_HOLDERS} objects, too many to look into")
+    if too_many:
+        return Way("refetch", f"dataset and samplers hold over {too_many}, too many to look into")
     return SKIP
 
 

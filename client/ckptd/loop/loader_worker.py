@@ -9,12 +9,18 @@ worker_init_fn and the dataset's `__getitems__`. All classes can be pickled, for
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from torch.utils.data import get_worker_info
 
 from ckptd.loop.loader_memory import Memory, Record, Watch, same
+
+_LOOK_EVERY_S: Final = 1.0
 
 
 class Greeting:
@@ -28,14 +34,14 @@ class Shipped(NamedTuple):
         batch: What collate_fn gave; None in answer to a Greeting.
         worker: The worker's number.
         memory: What is new in its memory since what it sent before; all of it in answer to a Greeting.
-        changed: An attribute that fetching changes and the memory lacks; "" if there is none.
+        changed: The attributes that fetching changes and the memory lacks.
         greeting: Whether this answers a Greeting.
     """
 
     batch: Any
     worker: int
     memory: Record
-    changed: str
+    changed: list[str]
     greeting: bool
 
 
@@ -48,16 +54,18 @@ class WorkerStart:
         batched: Whether the DataLoader makes batches (batch_size isn't None).
         iterable: Whether the dataset is an IterableDataset.
         memories: One per worker, or None to let each start anew.
+        opened: Whether a worker has opened before what it opens at its first fetch, by worker.
     """
 
     def __init__(
         self, init: Callable[[int], None] | None, collate: Callable[[Any], Any], *,
-        batched: bool, iterable: bool, memories: list[Record] | None,
+        batched: bool, iterable: bool, memories: list[Record] | None, opened: list[bool] | None,
     ) -> None:  # fmt: skip
         self._init, self._collate, self._batched = init, collate, batched
-        self._iterable, self._memories = iterable, memories
+        self._iterable, self._memories, self._opened = iterable, memories, opened
 
     def __call__(self, worker: int) -> None:
+        threading.Thread(target=_end_with_the_parent, args=(os.getppid(),), daemon=True).start()
         if self._init is not None:
             self._init(worker)
         info = get_worker_info()
@@ -66,7 +74,9 @@ class WorkerStart:
         if self._memories is not None:
             memory.put(self._memories[worker])
         global _here
-        _here = _Worker(worker, dataset, memory, batched=self._batched)
+        _here = _Worker(
+            worker, dataset, memory, batched=self._batched, opened=self._opened is not None and self._opened[worker]
+        )  # fmt: skip
         if self._iterable:
             dataset.__class__ = _greeted(type(dataset))
         else:
@@ -86,7 +96,8 @@ class ShippingCollate:
 
 
 class _Worker:
-    def __init__(self, number: int, dataset: Any, memory: Memory, *, batched: bool) -> None:
+    def __init__(self, number: int, dataset: Any, memory: Memory, *, batched: bool, opened: bool) -> None:
+        self._opened = opened
         self._number, self._dataset, self._memory, self._batched = number, dataset, memory, batched
         self._getitems = getattr(dataset, "__getitems__", None)
         self._before: Record = {}
@@ -99,9 +110,8 @@ class _Worker:
         if isinstance(index, Greeting):
             self.begin()
             return index
-        if self._getitems and (
-            self._batched or self._inside
-        ):  # a __getitem__ may be made of the dataset's own
+        # A __getitem__ may be made of the dataset's own __getitems__, and so come here again.
+        if self._getitems and (self._batched or self._inside):
             return self._getitems(index)
         self._inside = True
         try:
@@ -111,13 +121,14 @@ class _Worker:
 
     def begin(self) -> None:
         """A pass begins: take the memory as it is before anything is fetched."""
-        self._before, self._watch = self._memory.all(), Watch(self._memory)
+        self._before, self._watch = self._memory.all(), Watch(self._memory, opened=self._opened)
+        self._opened = True
 
     def ship(self, collate: Callable[[Any], Any], data: Any) -> Shipped:
         first = data[0] if isinstance(data, list) and len(data) == 1 else data
         if isinstance(first, Greeting):
             self._sent = self._before
-            return Shipped(None, self._number, self._before, "", True)
+            return Shipped(None, self._number, self._before, [], True)
         batch = collate(data)
         now = self._memory.all()
         news = _changes(self._sent, now)
@@ -126,6 +137,17 @@ class _Worker:
 
 
 _here: _Worker | None = None
+
+
+def _end_with_the_parent(parent: int) -> None:
+    """End this process when its parent is gone, as torch's worker loop does when it comes to look.
+
+    What is sent along fills the pipe to the trainer; a worker that waits for room there never looks.
+    """
+    trainer = multiprocessing.parent_process()  # not the parent where a fork server is
+    while os.getppid() == parent and (trainer is None or trainer.is_alive()):
+        time.sleep(_LOOK_EVERY_S)
+    os._exit(1)
 
 
 def _changes(before: Record, now: Record) -> Record:
