@@ -130,6 +130,26 @@ def test_what_fetching_again_may_not_bring_back_is_said(at: int, reason: str) ->
         iter(resume(make, positions[at]))
 
 
+class RememberingLate(Augmented):
+    def __init__(self) -> None:
+        self.previous = torch.zeros(())
+
+    def __getitem__(self, index: int) -> Any:
+        mixed = torch.rand(()) + self.previous
+        if index > 4:
+            self.previous = mixed
+        return index, mixed
+
+
+def test_what_is_changed_later_than_in_the_first_batch_is_said_too() -> None:
+    def make() -> ResumableLoader:
+        return loader(RememberingLate(), 2)
+
+    _, positions = trace(make, 4)
+    with pytest.warns(CheckpointWarning, match=r"fetching changes dataset\.previous.*training loop draws"):
+        iter(resume(make, positions[4]))
+
+
 def test_the_way_taken_is_kept_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     _, positions = trace(loader, 2)
     resumed = resume(loader, positions[2])

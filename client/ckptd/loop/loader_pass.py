@@ -36,7 +36,7 @@ class Pass:
         changed: By worker, and of this process: the attributes that are changed and that the memory lacks.
         last: The generators before the last fetch, and
         after: after it; both only while fetching here changes what the memory lacks.
-        loop_draws: Whether the training loop was seen to draw from them between two fetches.
+        loop_draws: Whether the training loop was seen to draw from them between two fetches, or may have.
         exhausted: Whether an iterable dataset came to its end.
         over: Whether it came to its end.
         streams: The global generators of the fetches; None where they draw from the process's.
@@ -127,6 +127,10 @@ class Pass:
         """The paths of attributes that were changed, which isn't recorded."""
         if self.watch is not None and self.steps != 1:  # after the first it has looked
             self.changed[HERE] = self.watch.look()
+            if (
+                self.repeats and self.after is None
+            ):  # It began later: whether the loop drew before isn't known.
+                self.loop_draws = True
         return sorted({path for paths in self.changed.values() for path in paths})
 
     def left(self, *, workers: bool) -> set[str]:

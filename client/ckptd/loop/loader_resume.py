@@ -128,6 +128,7 @@ class Resume:
             batches.settle()
         if self.way.how == "refetch":
             batches.drop(stored["steps"], stored["last"])
+            of.look()  # What is changed later than in the first batch is known before the next one.
 
     def _pass(self, view: View) -> Pass:
         stored = self._of
@@ -172,7 +173,7 @@ class Resume:
         if self._of["loop_draws"]:
             warnings.warn(
                 f"fetching changes {self._of['changed']}, which isn't recorded; the batches before the position "
-                "were fetched again, but it may differ now: the training loop draws from the same generators between "
+                "were fetched again, but it may differ now if the training loop draws from the same generators between "
                 "two batches; give the dataset state_dict and load_state_dict",
                 CheckpointWarning,
                 stacklevel=6,
