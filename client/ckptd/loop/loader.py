@@ -43,7 +43,10 @@ class ResumableLoader:
     dataset, collate_fn, samplers and what they hold (transforms, wrapped datasets, closures) every
     torch.Generator, NumPy Generator or RandomState and random.Random; every plain attribute (number, text,
     None) that is no longer what it was when the loader was wrapped; and what `state_dict` gives. Not
-    recorded: generators that are globals of a module, and what lies in other attributes (lists, arrays).
+    recorded: generators that are globals of a module, what was put there after wrapping, numbers of the system
+    (attributes named fd, pid), and what lies in other attributes (lists, arrays). That such a one changed is
+    seen, and makes a resume fetch again or warn; not seen are changes deep in large containers, in arrays over 1 KiB
+    in place, through `.data` or `.numpy()`, in iterators, `array.array`, shared memory and files.
 
     Going on fetches nothing again ("skip"), or loads the dataset's own state ("load"), or fetches the batches
     before the position once more ("refetch"): `resumes_by` says which and why. Refetched is with an iterable

@@ -127,9 +127,8 @@ class Pass:
         """The paths of attributes that were changed, which isn't recorded."""
         if self.watch is not None and self.steps != 1:  # after the first it has looked
             self.changed[HERE] = self.watch.look()
-            if (
-                self.repeats and self.after is None
-            ):  # It began later: whether the loop drew before isn't known.
+            # One that begins later: whether the loop drew before isn't known.
+            if self.repeats and self.after is None:
                 self.loop_draws = True
         return sorted({path for paths in self.changed.values() for path in paths})
 
