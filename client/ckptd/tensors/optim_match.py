@@ -27,6 +27,10 @@ _LIKE_PARAMETER: Final = frozenset(
         "ax",
     }
 )
+#: What schedulers and names put into a group.
+_OF_SCHEDULERS: Final = frozenset(
+    {"params", "param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
+)
 #: A name, or ("#", group, which of the unnamed in it) for a parameter that has none.
 _Key: TypeAlias = Any
 
@@ -258,3 +262,23 @@ def _shape_fault(match: Match, stored: Mapping[str, Any]) -> str | None:
         if key in _LIKE_PARAMETER and isinstance(value, torch.Tensor) and list(value.shape) != wanted:
             return f"{match.live_as}: {key} has shape {list(value.shape)}, the parameter {wanted}"
     return None
+
+
+def faults_of_another_class(
+    optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """How the settings say that another class of optimizer was saved; nothing when they may be this one's.
+
+    A newer torch adds settings, and so does a user: either alone is fine. Settings of this class that weren't stored
+    beside stored ones that it doesn't know are another class's. (Adam and AdamW have the same ones.)
+    """
+    own = set(getattr(optimizer, "defaults", ()))  # what only looks like an optimizer may have none
+    known = own.union(*(group.keys() for group in optimizer.param_groups))
+    stored = set().union(*(group.keys() for group in groups))
+    lacking, foreign = sorted(own - stored), sorted(stored - known - _OF_SCHEDULERS)
+    if not (groups and lacking and foreign):
+        return []
+    return [
+        f"another class was saved: its groups have {', '.join(map(str, foreign))}, "
+        f"{type(optimizer).__qualname__} has {', '.join(map(str, lacking))}"
+    ]

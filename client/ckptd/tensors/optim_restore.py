@@ -11,7 +11,7 @@ import torch
 
 from ckptd.errors import StateMismatch
 from ckptd.tensors.optim import SHAPES, TIES, held_optimizer, is_torch_form
-from ckptd.tensors.optim_match import Matching, match_parameters
+from ckptd.tensors.optim_match import Matching, faults_of_another_class, match_parameters
 from ckptd.tensors.optim_placing import can_take
 from ckptd.tensors.optim_plan import OURS, OptimizerPlan
 from ckptd.tensors.optim_plan import has_own_load as has_own_load
@@ -50,6 +50,8 @@ def match_optimizer(
         raise _mismatch(["not the state of an optimizer"])
     if found.fatal or (strict and found.faults):
         raise _mismatch(found.fatal or found.faults)
+    if strict and (foreign := faults_of_another_class(optimizer, stored["param_groups"])):
+        raise _mismatch(foreign)
     lists = (found.missing, found.unused, found.reshaped)
     return OptimizerPlan(owner, optimizer, stored, found.matches, found.groups, *lists)
 
