@@ -19,6 +19,9 @@ from ckptd.errors import InvalidArgument, JobFailed, UnstorableState
 from ckptd.proof import child
 from ckptd.proof.report import Difference
 
+#: The loader says it too, where the fault is in what it yields.
+OTHER_DATA = pytest.mark.filterwarnings("ignore:the data after this resume:ckptd.CheckpointWarning")
+
 
 @pytest.fixture(autouse=True)
 def as_it_was() -> Iterator[None]:
@@ -80,6 +83,7 @@ BESIDE: list[tuple[Callable[[], Any], int, str, str, str]] = [
 ]
 
 
+@OTHER_DATA
 @pytest.mark.parametrize(
     ("job", "cut", "kind", "where", "suspect"), BESIDE, ids=lambda v: getattr(v, "__name__", "")
 )
@@ -146,6 +150,7 @@ def test_a_range_that_is_made_before_the_restore_is_named(tmp_path: Path, job: C
     assert found.look_for[0].startswith("steps in losses(): made in make_job(), before the restore")
 
 
+@OTHER_DATA
 @pytest.mark.slow
 def test_a_generator_of_a_module_that_workers_draw_from_is_named_with_what_can_help(tmp_path: Path) -> None:
     found = first(jobs_faulty.workers_draw_from_a_module, tmp_path, cut=2)
@@ -153,6 +158,7 @@ def test_a_generator_of_a_module_that_workers_draw_from_is_named_with_what_can_h
     assert "an attribute of the dataset" in found.look_for[0]
 
 
+@OTHER_DATA
 def test_the_same_generator_without_workers_is_a_suspect(tmp_path: Path) -> None:
     found = first(jobs_faulty.draws_from_a_module, tmp_path, cut=2)
     assert [one.name for one in found.suspects] == ["DRAWS in module jobs_faulty"]

@@ -73,7 +73,7 @@ def test_a_position_is_plain_holds_no_tensor_and_does_not_grow() -> None:
         assert leaves(state) <= {str, bytes, int, float, bool, type(None)}
         assert capture({"loader": state}, rng=False).data_bytes == 0
         sizes.append(len(repr(state)))
-    assert max(sizes) < 1.1 * sizes[0]
+    assert max(sizes) < 1.1 * sizes[1]  # from then on it holds a batch of either worker
 
 
 @pytest.mark.slow

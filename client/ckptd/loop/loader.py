@@ -11,6 +11,7 @@ the training loop, are those of the uninterrupted run.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -178,6 +179,7 @@ class ResumableLoader:
         if view.reports:
             of.greetings = self._loader.num_workers
             of.workers = [None] * of.greetings
+            of.proofs = deque(maxlen=of.greetings)
             of.workers_at_start = [None] * of.greetings if self._persistent else None
         of.watch = Watch(self._memory, samplers_only=self._loader.num_workers > 0, opened=self._epoch > 0)
 

@@ -7,8 +7,10 @@ from contextlib import nullcontext
 from typing import Any
 
 from ckptd.errors import StateMismatch
+from ckptd.loop.loader_fingerprint import fingerprint
 from ckptd.loop.loader_memory import Memory, Record
 from ckptd.loop.loader_pass import Pass
+from ckptd.loop.loader_proof import Proof
 from ckptd.loop.loader_worker import Shipped
 
 
@@ -39,8 +41,8 @@ class Batches(Iterator[Any]):
             of.first = self._memory.draws()
         if of.watch is not None:
             of.before_fetch(self._memory)
-        batch = self._take(of)
-        of.yielded(prefetched=self._received is not None)
+        batch, proof = self._take(of)
+        of.yielded(proof, prefetched=self._received is not None)
         self._began(of)
         if of.watch is not None:
             of.after_fetch(self._memory)
@@ -51,7 +53,7 @@ class Batches(Iterator[Any]):
         count: int | None = getattr(self._source, "_rcvd_idx", None)
         return count
 
-    def _take(self, of: Pass) -> Any:
+    def _take(self, of: Pass) -> tuple[Any, Proof]:
         self._received = self._count()
         try:
             with of.streams() if of.streams is not None else nullcontext():
@@ -66,9 +68,10 @@ class Batches(Iterator[Any]):
                 of.failed()
             raise
         if isinstance(batch, Shipped):
+            before = of.workers[batch.worker] if of.workers is not None else None
             of.hear(batch)
-            return batch.batch
-        return batch
+            return batch.batch, Proof(batch.worker, batch.print, before)
+        return batch, Proof(0, fingerprint(batch), of.before)
 
     def settle(self) -> None:
         """Take the workers' answers to their greetings, which come before the first batch."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -21,11 +21,16 @@ from ckptd.loop.loader_rng import (
     is_generator,
     kind_of,
     new_generator,
+    plain_globals,
     read_generator,
     read_globals,
     set_generator,
     set_globals,
+    take_globals,
 )
+
+_GLIMPSED: Final = 256  # attributes, and
+_GLIMPSED_GENERATORS: Final = 8  # generators that are read before each batch
 
 #: globals, generators: name → state of a generator; values: path → plain attribute that isn't what it was at
 #: first; states: path → state_dict.
@@ -35,6 +40,20 @@ Spot: TypeAlias = tuple[int, Any]  #: a watched attribute: its holder's number a
 
 MAX_GENERATORS: Final = 64
 _HOOK = "__getitems__"  # ours, in a worker: no attribute of the user's
+
+
+class Glimpse(NamedTuple):
+    """A memory without state_dicts, made a record when one is wanted."""
+
+    globals: tuple[Any, ...]
+    own: Record
+
+    def record(self) -> Record:
+        return {**self.draws(), "values": self.own["values"]}
+
+    def draws(self) -> Record:
+        """As Memory.draws."""
+        return {"globals": plain_globals(self.globals), "generators": self.own["generators"]}
 
 
 class Memory:
@@ -62,6 +81,11 @@ class Memory:
         self.too_many = "" if whole else f"{MAX_HOLDERS} objects"
         if not self.too_many and len(self._generators(None)) > MAX_GENERATORS:
             self.too_many = f"{MAX_GENERATORS} generators"
+        self._light = (
+            sum(len(holder.items()) for holder in self._holders) <= _GLIMPSED
+            and len(self._generators(None)) <= _GLIMPSED_GENERATORS
+            and not any(path.startswith(("dataset", "collate_fn")) for path in self._stateful)
+        )
 
     def _objects(self) -> Iterator[tuple[str, Any]]:
         return ((holder.path, holder.of) for holder in self._holders[1:])
@@ -83,8 +107,23 @@ class Memory:
         own = {path: read_generator(generator) for path, generator in self._generators().items()}
         return {"globals": read_globals(), "generators": own}
 
+    def glimpse(self) -> Glimpse | None:
+        """What a fetch begins with, at little cost; None where there is much, or the dataset has a state_dict.
+
+        Its owner may make a state_dict at a price: not before each batch.
+        """
+        if not self._light:
+            return None
+        own = {path: read_generator(generator) for path, generator in self._generators().items()}
+        return Glimpse(take_globals(), {"generators": own, "values": self._values()})
+
     def own(self) -> Record:
         """All but the global generators."""
+        own = {path: read_generator(generator) for path, generator in self._generators().items()}
+        states = {path: copy.deepcopy(value.state_dict()) for path, value in self._stateful.items()}
+        return {"generators": own, "values": self._values(), "states": states}
+
+    def _values(self) -> dict[str, Any]:
         values = {}
         for holder in self._plain:
             now = holder.now()
@@ -92,9 +131,7 @@ class Memory:
                 value = now.get(name)
                 if value is not base and value != base and recordable(name, base, value):
                     values[holder.at(name)] = value
-        own = {path: read_generator(generator) for path, generator in self._generators().items()}
-        states = {path: copy.deepcopy(value.state_dict()) for path, value in self._stateful.items()}
-        return {"generators": own, "values": values, "states": states}
+        return values
 
     def all(self) -> Record:
         """Everything."""

@@ -7,7 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ckptd.loop.loader_memory import Memory, Record, Watch, is_fetched
+from ckptd.loop.loader_memory import Glimpse, Memory, Record, Watch, is_fetched
+from ckptd.loop.loader_proof import Proof
 from ckptd.loop.loader_streams import Streams
 from ckptd.loop.loader_worker import Shipped, merge
 
@@ -37,6 +38,8 @@ class Pass:
         last: The generators before the last fetch, and
         after: after it; both only while fetching here changes what the memory lacks.
         loop_draws: Whether the training loop was seen to draw from them between two fetches, or may have.
+        proofs: Of the batches yielded last, one of each worker.
+        before: What the fetch under way began with.
         exhausted: Whether an iterable dataset came to its end.
         over: Whether it came to its end.
         streams: The global generators of the fetches; None where they draw from the process's.
@@ -60,6 +63,8 @@ class Pass:
     last: Record | None = None
     after: Record | None = None
     loop_draws: bool = False
+    proofs: deque[Proof] = field(default_factory=lambda: deque(maxlen=1))
+    before: Glimpse | None = None
     exhausted: bool = False
     over: bool = False
     streams: Streams | None = None
@@ -76,9 +81,11 @@ class Pass:
         self._ahead = self.check = fold(self._ahead, index)
 
     def before_fetch(self, memory: Memory) -> None:
-        """Where fetching has to be repeated, note what it draws from: the training loop may draw from it too."""
+        """Note what it begins with, and, where fetching has to be repeated, what it draws from: the training loop may
+        draw from it too."""
+        self.before = memory.glimpse()
         if self.repeats:
-            self.last = memory.draws()
+            self.last = self.before.draws() if self.before is not None else memory.draws()
             if self.after is not None and self.after != self.last:
                 self.loop_draws = True
 
@@ -94,15 +101,17 @@ class Pass:
         if self.pending:
             self.check = self.pending.popleft()
 
-    def yielded(self, *, prefetched: bool) -> None:
+    def yielded(self, proof: Proof, *, prefetched: bool) -> None:
         """A batch reached the training loop."""
         while len(self.pending) > 1 and not prefetched:
             self.done()  # An interrupted one is left behind.
         self.done()
         self.batches += 1
+        self.proofs.append(proof)
 
     def failed(self) -> None:
         """next() raised an error of the batch that was to come, if one was."""
+        self.proofs.clear()
         if self.pending:
             self.done()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -16,6 +17,7 @@ from ckptd.loop.loader_memory import Memory, Watch
 from ckptd.loop.loader_order import Beginning
 from ckptd.loop.loader_pass import Pass
 from ckptd.loop.loader_position import Position
+from ckptd.loop.loader_proof import Proof, can_be_proven, differ, proofs_of, say_other_data
 from ckptd.loop.loader_streams import Streams
 from ckptd.loop.loader_view import View
 from ckptd.loop.loader_way import Way, way_of
@@ -54,6 +56,8 @@ class Resume:
         self._same_workers = position["kind"].get("workers") == loader.num_workers
         self._persistent = bool(loader.num_workers and loader.persistent_workers)
         self.way = way_to(position, loader, memory)
+        self._proofs = proofs_of(self._of.get("proofs", [])) if self._same_workers else []
+        self._proven = False  # whether they were made again, while skipping
 
     def go(self) -> tuple[View, Pass, Batches]:
         """The pass, at the position; every generator is left as it was found.
@@ -72,8 +76,10 @@ class Resume:
                 view, of, batches = self._attempt()
             if view.order is not None and of.check != stored["check"]:
                 _say_other_order()
-            if self.way.how == "refetch" and stored["changed"]:
-                self._say_unrecorded()
+            elif self._say_unrecorded():
+                pass
+            elif self._is_proof() and differ(self._proofs, of.proofs):
+                say_other_data(stacklevel=5)
         finally:
             # load_state_dict may have left the dataset a note for when it begins, which stays.
             values = self.way.how != "load" or bool(self._of["exhausted"])
@@ -81,6 +87,8 @@ class Resume:
         if self.way.how == "skip":
             self._put_states()
         of.batches, of.steps = self._of["batches"], self._of["steps"]
+        if self.way.how != "refetch" or differ(self._proofs, of.proofs):
+            of.proofs = deque(self._proofs, of.proofs.maxlen)
         _log.info("loader.resumed by=%s batches=%d why=%s", self.way.how, of.batches, self.way.why)
         return view, of, batches
 
@@ -98,7 +106,8 @@ class Resume:
         stored, how = self._of, self.way.how
         view = View(self._loader, self._memory, self.way)
         of = self._pass(view)
-        skip = stored["steps"] if how == "skip" else 0
+        again = self._proofs if how == "skip" and can_be_proven(self._proofs) else []
+        skip = stored["steps"] - len(again) if how == "skip" else 0
         if view.reports:  # a full round, so that all are heard, and on to the worker whose turn it is
             of.greetings = self._loader.num_workers + skip % self._loader.num_workers
         beginning = Beginning(of, of.greetings, skip, stored["first"])
@@ -110,11 +119,18 @@ class Resume:
         else:
             self._memory.put(born if born is not None else stored["start"])
         source = view.begin(
-            beginning, self._memories(view), opened=self._opened(),
+            beginning, self._memories(view, again), opened=self._opened(),
+            after={proof.worker: stored["workers"][proof.worker] for proof in again} if view.reports else {},
             at_the_end=stored["exhausted"] and how == "load",
         )  # fmt: skip
         batches = self._make(of, source, view)
         self._come(view, of, batches)
+        if again and not of.draws_on_the_way:
+            if not self._loader.num_workers:
+                self._memory.put(again[0].record())
+            of.steps = skip
+            batches.drop(stored["steps"], None)
+            self._proven = True
         return view, of, batches
 
     def _come(self, view: View, of: Pass, batches: Batches) -> None:
@@ -141,6 +157,7 @@ class Resume:
         if view.reports:
             of.workers = [None] * self._loader.num_workers
             of.workers_at_start = self._at_start(of.workers)
+            of.proofs = deque(maxlen=self._loader.num_workers)
         begun = bool(self._position["epoch"] or (stored["steps"] and self.way.how == "skip"))
         of.watch = Watch(self._memory, samplers_only=self._loader.num_workers > 0, opened=begun)
         return of
@@ -154,11 +171,12 @@ class Resume:
             return None  # They weren't persistent then: they started anew.
         return list(known or unknown)
 
-    def _memories(self, view: View) -> list[Any] | None:
+    def _memories(self, view: View, again: Sequence[Proof]) -> list[Any] | None:
         if not view.reports or not self._same_workers:
             return None
         memories: list[Any] | None = self._of["workers" if self.way.how == "skip" else "workers_at_start"]
-        return memories
+        before = {proof.worker: proof.record() for proof in again}
+        return [before.get(at, one) for at, one in enumerate(memories)] if memories is not None else None
 
     def _opened(self) -> list[bool] | None:
         """By worker, whether it had fetched before: what it opened then is there at its next first fetch."""
@@ -168,9 +186,21 @@ class Resume:
         since = self._of["steps"] if self.way.how == "skip" else 0
         return [before or worker < since for worker in range(self._loader.num_workers)]
 
-    def _say_unrecorded(self) -> None:
+    def _is_proof(self) -> bool:
+        """Whether the batches before the position, made again, must be what they were.
+
+        Fetched again in this process they draw from the training loop's generators too, unless they have their own;
+        only where fetching changes the dataset is it known that the loop doesn't.
+        """
+        if self.way.how == "refetch":
+            alone = self._loader.num_workers or self._of["changed"] or self._of.get("streams")
+            return bool(alone and not self._position["unrecorded"])  # else it was said already
+        return self._proven
+
+    def _say_unrecorded(self) -> bool:
         """Fetching again doesn't bring everything back when it depends on more than this epoch's fetches."""
-        if self._of["loop_draws"]:
+        said = bool(self.way.how == "refetch" and self._of["changed"] and self._of["loop_draws"])
+        if said:
             warnings.warn(
                 f"fetching changes {self._of['changed']}, which isn't recorded; the batches before the position "
                 "were fetched again, but it may differ now if the training loop draws from the same generators between "
@@ -178,6 +208,7 @@ class Resume:
                 CheckpointWarning,
                 stacklevel=6,
             )
+        return said
 
 
 def _say_other_order() -> None:

@@ -112,10 +112,21 @@ def new_generator(state: GeneratorState) -> OwnGenerator:
 
 def read_globals() -> GlobalStates:
     """The global generators of Python, NumPy and torch's CPU, drawing from none."""
+    return plain_globals(take_globals())
+
+
+def take_globals() -> tuple[Any, ...]:
+    """The same in half the time, as they give it themselves."""
+    return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+
+
+def plain_globals(taken: tuple[Any, ...]) -> GlobalStates:
+    """What read_globals gives, of what take_globals took."""
+    python, numpy, torchs = taken
     return {
-        "python": _python(random.getstate()),
-        "numpy": _legacy(np.random.get_state(legacy=False)),
-        "torch": ["torch", "cpu", torch.get_rng_state().numpy().tobytes()],
+        "python": _python(python),
+        "numpy": _legacy(numpy),
+        "torch": ["torch", "cpu", torchs.numpy().tobytes()],
     }
 
 

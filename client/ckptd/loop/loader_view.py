@@ -7,7 +7,7 @@ and worker_init_fn. The user's DataLoader isn't changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -67,7 +67,7 @@ class View:
 
     def begin(
         self, beginning: Beginning, memories: list[Record] | None = None, *,
-        opened: list[bool] | None = None, at_the_end: bool = False,
+        opened: list[bool] | None = None, after: Mapping[int, Record] | None = None, at_the_end: bool = False,
     ) -> Iterator[Any]:  # fmt: skip
         """`iter()`, with workers that start with these memories, if they start now.
 
@@ -75,6 +75,7 @@ class View:
             beginning: How the sampler begins.
             memories: One per worker; None to let each start anew.
             opened: By worker, whether it had opened what it opens at its first fetch.
+            after: By worker: the memory that it is given after its first batch.
             at_the_end: Whether an iterable dataset had come to its end; then there is nothing to come.
         """
         if at_the_end:
@@ -84,14 +85,16 @@ class View:
         if self._observed is not None:
             self._observed.of = beginning.of
         if self.reports:
-            self._report(memories, opened)
+            self._report(memories, opened, after or {})
         return iter(self._through)
 
-    def _report(self, memories: list[Record] | None, opened: list[bool] | None) -> None:
+    def _report(
+        self, memories: list[Record] | None, opened: list[bool] | None, after: Mapping[int, Record]
+    ) -> None:
         loader, changes = self._loader, vars(self._through)
         changes["collate_fn"] = ShippingCollate(loader.collate_fn)
         changes["worker_init_fn"] = WorkerStart(
-            loader.worker_init_fn, loader.collate_fn, memories=memories, opened=opened,
+            loader.worker_init_fn, loader.collate_fn, memories=memories, opened=opened, after=after,
             batched=loader.batch_sampler is not None, iterable=is_iterable(loader),
         )  # fmt: skip
         changes["_IterableDataset_len_called"] = None  # it would count the greetings as samples

@@ -13,11 +13,12 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from torch.utils.data import get_worker_info
 
+from ckptd.loop.loader_fingerprint import fingerprint
 from ckptd.loop.loader_memory import Memory, Record, Watch, same
 
 _LOOK_EVERY_S: Final = 1.0
@@ -36,6 +37,7 @@ class Shipped(NamedTuple):
         memory: What is new in its memory since what it sent before; all of it in answer to a Greeting.
         changed: The attributes that fetching changes and the memory lacks.
         greeting: Whether this answers a Greeting.
+        print: The batch's fingerprint.
     """
 
     batch: Any
@@ -43,6 +45,7 @@ class Shipped(NamedTuple):
     memory: Record
     changed: list[str]
     greeting: bool
+    print: int | None = None
 
 
 class WorkerStart:
@@ -55,14 +58,16 @@ class WorkerStart:
         iterable: Whether the dataset is an IterableDataset.
         memories: One per worker, or None to let each start anew.
         opened: Whether a worker has opened before what it opens at its first fetch, by worker.
+        after: By worker: the memory that it is given after its first batch.
     """
 
     def __init__(
         self, init: Callable[[int], None] | None, collate: Callable[[Any], Any], *,
         batched: bool, iterable: bool, memories: list[Record] | None, opened: list[bool] | None,
+        after: Mapping[int, Record],
     ) -> None:  # fmt: skip
         self._init, self._collate, self._batched = init, collate, batched
-        self._iterable, self._memories, self._opened = iterable, memories, opened
+        self._iterable, self._memories, self._opened, self._after = iterable, memories, opened, after
 
     def __call__(self, worker: int) -> None:
         threading.Thread(target=_end_with_the_parent, args=(os.getppid(),), daemon=True).start()
@@ -75,7 +80,8 @@ class WorkerStart:
             memory.put(self._memories[worker])
         global _here
         _here = _Worker(
-            worker, dataset, memory, batched=self._batched, opened=self._opened is not None and self._opened[worker]
+            worker, dataset, memory, batched=self._batched, after=self._after.get(worker),
+            opened=self._opened is not None and self._opened[worker]
         )  # fmt: skip
         if self._iterable:
             dataset.__class__ = _greeted(type(dataset))
@@ -96,11 +102,14 @@ class ShippingCollate:
 
 
 class _Worker:
-    def __init__(self, number: int, dataset: Any, memory: Memory, *, batched: bool, opened: bool) -> None:
+    def __init__(
+        self, number: int, dataset: Any, memory: Memory, *, batched: bool, opened: bool, after: Record | None
+    ) -> None:
         self._opened = opened
         self._number, self._dataset, self._memory, self._batched = number, dataset, memory, batched
         self._getitems = getattr(dataset, "__getitems__", None)
         self._before: Record = {}
+        self._after = after
         self._sent: Record = {}
         self._watch = Watch(memory)
         self._inside = False
@@ -130,10 +139,13 @@ class _Worker:
             self._sent = self._before
             return Shipped(None, self._number, self._before, [], True)
         batch = collate(data)
+        if self._after is not None:
+            self._memory.put(self._after, states=False)
+            self._after = None
         now = self._memory.all()
         news = _changes(self._sent, now)
         self._sent = now
-        return Shipped(batch, self._number, news, self._watch.look(), False)
+        return Shipped(batch, self._number, news, self._watch.look(), False, fingerprint(batch))
 
 
 _here: _Worker | None = None
