@@ -21,6 +21,7 @@ from ckptd.format.records import read_index
 from ckptd_places import end_daemon, places
 from fake_daemon import wait_until
 from live_daemon import detached
+from sweep_process import in_process
 
 __all__ = ["places"]
 
@@ -111,20 +112,6 @@ def trainer(root: Path | None, out: Path, workers: int, kill_after: int) -> None
         file.write(json.dumps(["end", [next_draws(), state["train"].losses]]) + "\n")
     if client is not None:
         client.close()
-
-
-def in_process(act: Callable[[], None]) -> int:
-    """The exit code (minus the signal) of another process that does it."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            signal.alarm(60)
-            act()
-            code = 0
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 CUTS = {

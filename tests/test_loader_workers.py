@@ -265,7 +265,7 @@ class Dying(Augmented):
 
 
 def test_a_worker_that_dies_is_said_as_with_a_bare_loader() -> None:
-    with pytest.raises(RuntimeError, match="exited unexpectedly|is killed by signal"):
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly|is killed by signal"):
         list(loader(Dying(), num_workers=1))
 
 
