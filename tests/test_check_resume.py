@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,16 @@ def test_a_job_that_hangs_is_killed_at_the_bound_and_its_stack_is_shown(temp: Pa
     assert list(temp.iterdir()) == []
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """What runs in the background of a shell starts with SIGINT ignored, and its children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_command_that_is_interrupted_ends_its_children_and_leaves_nothing(
     tmp_path: Path, number: signal.Signals

@@ -8,9 +8,11 @@ each object once, under the name that a resumed run finds it by too.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 import numpy
@@ -20,6 +22,7 @@ from torch.utils.data import DataLoader
 from ckptd.errors import UnstorableState
 from ckptd.loop.loader import ResumableLoader
 from ckptd.proof.leaves import hash_of, loaders_of, plain_leaf
+from ckptd.proof.sources import sources_in
 from ckptd.proof.trace import Leaf, is_scoped, scoped
 from ckptd.tensors import tags
 from ckptd.tensors.generator_state import GENERATORS, kind_of
@@ -31,7 +34,15 @@ _NO_DATA: Final = (types.ModuleType, type, types.BuiltinFunctionType, BaseExcept
 _LIBRARIES: Final = frozenset({"torch", "numpy", "ckptd", "builtins", "collections", "abc", "typing"})
 _OF_MODULE: Final = frozenset(vars(torch.nn.Module()))
 _RANGES: Final = (range, type(iter(range(0))))
-_OF_LOADER: Final = ("dataset", "sampler", "batch_sampler", "collate_fn", "generator")
+_OF_LOADER: Final = (
+    "epoch",
+    "batch_in_epoch",
+    "dataset",
+    "sampler",
+    "batch_sampler",
+    "collate_fn",
+    "generator",
+)
 _IN_WORKERS: Final = ("dataset", "collate_fn", "worker_init_fn")
 _CONTAINERS: Final = (dict, list, tuple, deque, set, frozenset)
 _MAX_VALUES: Final = 5_000
@@ -53,15 +64,22 @@ def look_beside(state: Mapping[Any, Any], losses: Iterator[Any]) -> dict[str, Le
     return walk.leaves
 
 
-def look_around(state: Mapping[Any, Any], losses: Iterator[Any]) -> dict[str, list[str]]:
+def look_around(
+    state: Mapping[Any, Any], losses: Iterator[Any], job: Callable[[], Any]
+) -> dict[str, list[str]]:
     """The names of what is reached, as for look_beside, and often is why a resumed run differs.
 
-    `loaders`: DataLoaders that no ResumableLoader of the state wraps. `in_workers`: generators of a module that the
-    workers of such a one draw from, each from a copy of its own. `ranges`: what the loop was given to count by.
+    `left_out`: ResumableLoaders that aren't in the state. `loaders`: DataLoaders that no ResumableLoader wraps.
+    `in_workers`: generators of a module that the workers of one in the state draw from, each from a copy of its own.
+    `ranges`: what the loop was given to count by. `sources`: functions, from make_job() on, that take numbers
+    from where no seed reaches.
     """
     walk = _Walk(state)
     walk.visit([*_roots(losses), *((f"state[{name!r}]", value) for name, value in state.items())])
-    wrapped = {id(loader._loader) for loader in loaders_of(state)}
+    known = {id(loader) for loader in loaders_of(state)}
+    resumable = [(name, one) for name, one in walk.met if isinstance(one, ResumableLoader)]
+    left_out = [name for name, one in resumable if id(one) not in known]
+    wrapped = {id(one._loader) for _, one in resumable}
     loaders = [name for name, one in walk.met if isinstance(one, DataLoader) and id(one) not in wrapped]
     in_workers = _Walk({})
     for loader in loaders_of(state):
@@ -70,7 +88,10 @@ def look_around(state: Mapping[Any, Any], losses: Iterator[Any]) -> dict[str, li
     shared = [name for name, one in in_workers.met if isinstance(one, GENERATORS) and is_scoped(name)]
     given = _given(losses) if isinstance(losses, types.GeneratorType) else iter(())
     ranges = [name for name, value in given if isinstance(value, _RANGES)]
-    return {"loaders": loaders, "in_workers": shared, "ranges": ranges}
+    sources = _Walk({})
+    sources.visit([("", job), *_roots(losses), *(("", value) for value in state.values())])
+    around = {"left_out": left_out, "loaders": loaders, "in_workers": shared, "ranges": ranges}
+    return around | {"sources": list(sources.sources)}
 
 
 def _roots(losses: Iterator[Any]) -> list[Named]:
@@ -82,7 +103,8 @@ def _roots(losses: Iterator[Any]) -> list[Named]:
 class _Walk:
     def __init__(self, state: Mapping[Any, Any]) -> None:
         self.leaves: dict[str, Leaf] = {}
-        self.met: list[Named] = []  #: DataLoaders and generators
+        self.met: list[Named] = []  #: loaders and generators
+        self.sources: dict[str, None] = {}  #: see sources.sources_in
         self._named = {id(value): f"state[{name!r}]" for name, value in state.items()}
         self._seen: dict[int, Any] = {id(state): state}  # holds what it names, so that no id is used twice
 
@@ -95,14 +117,23 @@ class _Walk:
             elif not isinstance(value, _NO_DATA) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 name = self._named.get(id(value), name)
-                if isinstance(value, (DataLoader, *GENERATORS)):
+                if isinstance(value, (DataLoader, ResumableLoader, *GENERATORS)):
                     self.met.append((name, value))
                 if isinstance(value, (torch.Tensor, numpy.ndarray, *GENERATORS)):
                     self._data(value, name)
+                elif isinstance(value, itertools.count):  # its repr is where it is
+                    self.leaves.setdefault(name, plain_leaf(repr(value)))
                 elif isinstance(value, _CONTAINERS) and not value:
                     self.leaves.setdefault(name, Leaf(f"empty {type(value).__name__}"))
                 else:
+                    self._look_for_sources(value)
                     waiting.extend(_parts(value, name))
+
+    def _look_for_sources(self, value: Any) -> None:
+        if isinstance(value, types.GeneratorType) and value.gi_frame is not None:
+            self.sources |= dict.fromkeys(sources_in(value.gi_code, value.gi_frame.f_globals))
+        elif isinstance(value, types.FunctionType) and not _of_library(value):
+            self.sources |= dict.fromkeys(sources_in(value.__code__, value.__globals__))
 
     def _data(self, value: Any, name: str) -> None:
         if isinstance(value, GENERATORS):
@@ -148,6 +179,8 @@ def _parts(value: Any, name: str) -> Iterator[Named]:
         yield from _of_function(value)
     elif isinstance(value, types.MethodType):
         yield name, value.__self__
+    elif isinstance(value, functools.partial):
+        yield from ((f"{name}.{key}", getattr(value, key)) for key in ("func", "args", "keywords"))
     elif isinstance(value, ResumableLoader):
         for key in _OF_LOADER:
             yield f"{name}.{key}", getattr(value, key, None)
@@ -202,7 +235,8 @@ def _of_object(value: Any, name: str) -> Iterator[Named]:
     try:
         attributes = dict(object.__getattribute__(value, "__dict__"))
     except (AttributeError, TypeError):
-        return
+        attributes = {}
+    attributes |= dict(_in_slots(value))
     if isinstance(value, torch.amp.GradScaler):
         for key, item in torch.amp.GradScaler.state_dict(value).items():
             yield f"{name}.{key}", item
@@ -217,6 +251,17 @@ def _of_object(value: Any, name: str) -> Iterator[Named]:
         if not (internal and (key.startswith("_") or isinstance(item, types.FunctionType))):
             yield f"{name}.{key}", item
     yield from _of_class(type(value))
+
+
+def _in_slots(value: Any) -> Iterator[Named]:
+    for kind in type(value).__mro__:
+        if not _of_library(kind):
+            for key, slot in vars(kind).items():
+                if isinstance(slot, types.MemberDescriptorType):
+                    try:
+                        yield key, slot.__get__(value)
+                    except AttributeError:  # not set
+                        continue
 
 
 def _of_class(kind: type) -> Iterator[Named]:

@@ -27,6 +27,13 @@ _KERNELS: Final = (
     "kernels: torch.use_deterministic_algorithms(True), on CUDA with CUBLAS_WORKSPACE_CONFIG=:4096:8; threads: "
     "torch.set_num_threads(1)"
 )
+_DIFFER_WHEN_MADE: Final = (
+    "the suspects, which differ as soon as make_job() is done: give them a seed, such as default_rng(0)"
+)
+_SOURCES: Final = (
+    "takes numbers that no seed decides; where training uses them (not only a log), draw them from a seeded "
+    "generator in the state"
+)
 _SUSPECTS: Final = "the suspects: put them into the state, or compute them from what is in it"
 _MADE_ANEW: Final = (
     "variables that the loop makes anew: count in ckptd.TrainState, keep the rest in the state too"
@@ -46,7 +53,9 @@ _DATASET: Final = "a dataset or sampler that changes while it is read: put what 
 _MOMENTS: Final = "the optimizer: without it in the state its moments start from zero"
 _SCHEDULER: Final = "the learning rate: is the scheduler in the state, and stepped before the yield?"
 _YIELD: Final = "code after the yield: at the snapshot it hasn't run; do everything of a step before it"
-_GRADIENTS: Final = "gradients accumulated over several steps: they aren't in the state (ckptd.Gradients)"
+_GRADIENTS: Final = (
+    "gradients accumulated over several steps: put them in, state['gradients'] = ckptd.Gradients(model)"
+)
 _COUNTS: Final = (
     "steps counted from the start again, or from a count that make_job() read before the restore: "
     "`while train.step < total` in the loop, train = ckptd.TrainState() in the state"
@@ -54,6 +63,7 @@ _COUNTS: Final = (
 
 #: For each kind that beside.look_around names.
 _NAMED: Final = {
+    "left_out": "a ResumableLoader that isn't in the state, so it starts again: put it in, state['loader'] = it",
     "loaders": "a DataLoader that isn't in the state: wrap it, state['loader'] = ckptd.ResumableLoader(loader)",
     "in_workers": "a module's generator, of which each DataLoader worker has a copy that no checkpoint reaches: make it "
     "an attribute of the dataset, where ckptd.ResumableLoader records it in every worker",
@@ -86,6 +96,7 @@ def explain(
     kinds: Mapping[str, str],
     from_start: bool = False,
     suspected: bool = False,
+    anew: bool = False,
     around: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> tuple[str, tuple[str, ...]]:
     """Why the runs differ, as far as that is certain, and where to look, the likeliest first.
@@ -97,11 +108,12 @@ def explain(
         cut: The step that was restored.
         kinds: Component → what it is.
         from_start: Whether the first loss after the resume is the one of step 1.
-        suspected: Whether something beside the state wasn't brought back.
+        suspected: Whether something beside the state wasn't brought back (for a repeat: was made otherwise).
+        anew: Whether the loop makes variables anew.
         around: What else the job has, by name; see beside.look_around.
     """
     if phase == "repeat":
-        return _of_repeat(found)
+        return _of_repeat(found, suspected, around.get("sources", ()))
     if phase == "restore":
         return _of_restore(found)
     why = _what_is_certain(found, cut or 0)
@@ -116,7 +128,11 @@ def explain(
     named = _of_names(around)
     if suspected:
         return why, (_SUSPECTS, *named)
-    return why, (*named, *_of_resumed(found, set(kinds.values()), loader_named=bool(around.get("loaders"))))
+    return why, (*named, *_of_resumed(found, set(kinds.values()), anew, loader_named=_loader_named(around)))
+
+
+def _loader_named(around: Mapping[str, Sequence[str]]) -> bool:
+    return bool(around.get("loaders") or around.get("left_out"))
 
 
 def _of_names(around: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -126,11 +142,15 @@ def _of_names(around: Mapping[str, Sequence[str]]) -> Iterator[str]:
             yield f"{', '.join(names)}: {advice}"
 
 
-def _of_repeat(found: Finding) -> tuple[str, tuple[str, ...]]:
+def _of_repeat(found: Finding, suspected: bool, sources: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     why = "two uninterrupted runs differ already: the job itself isn't deterministic, and no checkpoint can help it"
+    named = [_DIFFER_WHEN_MADE] if suspected else []
+    named += [f"{', '.join(sources)}: {_SOURCES}"] if sources else []
     if found.step == 0:
-        return why, (_SEEDS, _OTHER_SOURCES)
-    return why, (_SEEDS, _OWN_GENERATORS, _OTHER_SOURCES, _KERNELS)
+        return why, (*named, _SEEDS, _OTHER_SOURCES)
+    # The global generators are seeded, if they are equal all the same.
+    seeds = [_SEEDS] if found.rng_differs or not found.extents else []
+    return why, (*named, *seeds, _OWN_GENERATORS, _OTHER_SOURCES, _KERNELS)
 
 
 def _of_restore(found: Finding) -> tuple[str, tuple[str, ...]]:
@@ -158,13 +178,13 @@ def _what_is_certain(found: Finding, cut: int) -> str:
     )
 
 
-def _of_resumed(found: Finding, kinds: set[str], *, loader_named: bool) -> tuple[str, ...]:
-    looks = _of_kind(found, kinds)
+def _of_resumed(found: Finding, kinds: set[str], anew: bool, *, loader_named: bool) -> tuple[str, ...]:
+    looks = _of_kind(found, kinds, anew)
     # One that the job reaches was named; one that it may have all the same is the least likely.
     return tuple(looks) if loader_named or "loader" in kinds or found.kind == "end" else (*looks, _LOADER)
 
 
-def _of_kind(found: Finding, kinds: set[str]) -> list[str]:
+def _of_kind(found: Finding, kinds: set[str], anew: bool) -> list[str]:
     if found.kind == "end":
         return [_COUNTS]
     looks: list[str] = []
@@ -172,8 +192,12 @@ def _of_kind(found: Finding, kinds: set[str]) -> list[str]:
         looks.append(_MOMENTS)
     if found.kind == "loss":
         looks += _of_loss(found)
-    elif found.kind in ("module", "optimizer", "scheduler"):
-        looks += [_SCHEDULER, _YIELD, _GRADIENTS]
+    elif found.kind in ("module", "optimizer", "scheduler", "gradients"):
+        # The loss was equal, so it is what is done with its gradients.
+        looks += [] if "gradients" in kinds else [_GRADIENTS]
+        looks += [_MADE_ANEW] if anew else []
+        looks += [] if "scheduler" in kinds else [_SCHEDULER]
+        looks.append(_YIELD)
     elif found.kind == "rng":
         looks += [_SEEDED_AGAIN, _OUTSIDE]
     else:

@@ -137,11 +137,12 @@ class Check:
     say: Callable[[str], None]
     start: Callable[[Process], Trace] = Process.run
     _harmless: dict[str, Suspect] = field(default_factory=dict)
+    _warned: dict[str, None] = field(default_factory=dict)
 
     def run(self) -> ResumeReport:
         began = time.monotonic()
         self.say(f"{self.job}: {self.steps} steps without a break")
-        self.base = self.start(self._process("uninterrupted", "the uninterrupted run"))
+        self.base = self._run(self._process("uninterrupted", "the uninterrupted run"))
         self._refuse_an_early_end()
         self._cuts = self.cuts or (middle_cut(self.base, self.steps),)
         report = self._report(tuple(self._differences()))
@@ -154,7 +155,7 @@ class Check:
         at = ", ".join(map(str, self._cuts))
         self.say(f"again, saved after step {at}, then SIGKILL")
         process = self._process("killed", "the run to be killed", steps=self._cuts[-1], cuts=self._cuts)
-        self.saving = self.start(replace(process, keep=self._cuts[:1]))
+        self.saving = self._run(replace(process, keep=self._cuts[:1]))
         repeat = first_difference(self.base, self.saving)
         if repeat is not None:
             return [self._difference("repeat", repeat, self.base, self.saving, None)]
@@ -171,7 +172,7 @@ class Check:
     def _resume(self, cut: int) -> Difference | None:
         self.say(f"resumed from step {cut} in a new process")
         name, said = f"resumed-from-{cut}", f"the run resumed from step {cut}"
-        run = self.start(replace(self._process(name, said), resume=cut, keep=(cut, cut + 1)))
+        run = self._run(replace(self._process(name, said), resume=cut, keep=(cut, cut + 1)))
         if run.refused:
             return _refused(run, cut)
         found = first_difference(self.saving, run, steps=(cut,))
@@ -189,9 +190,14 @@ class Check:
         """An uninterrupted run to the step of the difference; what differs in that one is the job's own."""
         self.say(f"something differs at step {found.step}: without a break again, to tell whose fault it is")
         process = self._process("again", "the second uninterrupted run", steps=found.step)
-        run = self.start(replace(process, keep=(found.step,)))
+        run = self._run(replace(process, keep=(found.step,)))
         repeat = first_difference(self.base, run)
         return None if repeat is None else self._difference("repeat", repeat, self.base, run, None)
+
+    def _run(self, process: Process) -> Trace:
+        trace = self.start(process)
+        self._warned |= dict.fromkeys(trace.warned)
+        return trace
 
     def _difference(
         self, phase: Phase, found: Finding, wanted: Trace, seen: Trace, cut: int | None
@@ -199,17 +205,23 @@ class Check:
         from_start = False
         if phase == "resumed" and cut is not None and found.step == cut + 1 and found.kind == "loss":
             from_start = self.base.moments[1].losses == seen.moments[found.step].losses
-        before = self.saving.beside.get(cut, {}) if phase == "resumed" and cut is not None else {}
-        after = seen.beside.get(cut, {}) if cut is not None else {}
+        at = 0 if cut is None else cut
+        before = (
+            {} if phase == "restore" else (wanted if phase == "repeat" else self.saving).beside.get(at, {})
+        )
+        after = seen.beside.get(at, {})
         suspects = suspects_of(before, after)
+        if phase == "repeat" and found.step == 0:  # what differs in the state itself is the finding
+            suspects = tuple(one for one in suspects if not one.name.startswith("state["))
+        anew = made_anew(before, after) if phase == "resumed" else ()
         why, look_for = causes.explain(
-            phase, found, cut=cut, kinds=wanted.kinds, from_start=from_start, suspected=bool(suspects),
-            around=self.saving.around if phase == "resumed" else {},
+            phase, found, cut=cut, kinds=wanted.kinds, from_start=from_start, suspected=bool(suspects), anew=bool(anew),
+            around=self.saving.around,
         )  # fmt: skip
         return Difference(
             phase=phase, cut=cut, step=found.step, kind=found.kind, where=found.where, seen=found.seen,
             wanted=found.wanted, apart=how_far_apart(found, wanted, seen), extents=found.extents,
-            suspects=suspects, made_anew=made_anew(before, after), why=why, look_for=look_for,
+            suspects=suspects, made_anew=anew, why=why, look_for=look_for,
         )  # fmt: skip
 
     def _unseeded(self) -> Difference:
@@ -225,7 +237,10 @@ class Check:
         return ResumeReport(
             exact=not differences, job=str(self.job), steps=self.steps, cuts=self._cuts, differences=differences,
             components=tuple(self.base.kinds), values=len(last.leaves), state_bytes=self.base.state_bytes,
-            notes=(*notes_on(self.base), *map(_harmless_note, () if differences else self._harmless.values())),
+            notes=(
+                *notes_on(self.base), *map(_harmless_note, () if differences else self._harmless.values()),
+                *(f"ckptd warned in a run: {text}" for text in self._warned),
+            ),
         )  # fmt: skip
 
     def _refuse_an_early_end(self) -> None:

@@ -13,12 +13,13 @@ import random
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
 from ckptd.client import Client
-from ckptd.errors import CkptdError, InvalidArgument
+from ckptd.errors import CheckpointWarning, CkptdError, InvalidArgument
 from ckptd.loop.loader import ResumableLoader
 from ckptd.proof import trace
 from ckptd.proof.beside import look_around, look_beside
@@ -28,6 +29,7 @@ from ckptd.proof.trace import Moment
 from ckptd.tensors.rng import capture_rng_state
 
 _PR_SET_PDEATHSIG: Final = 1
+_WARNING: Final = 1000  # characters of one that are told
 _ALWAYS_KEPT: Final = 64 * 1024 * 1024  # bytes of values that a run may keep of any steps
 _KEPT_WHEN_ASKED: Final = 2 * 1024**3  # of one step that was asked for
 
@@ -43,6 +45,7 @@ def main(plan: Mapping[str, Any]) -> None:
             if os.getpid() == own:  # what a fork of the job does, and how it ends, is no part of the run
                 out.write(text)
 
+        _tell_warnings(write)
         run = Run(plan, write)
         try:
             run.go()
@@ -82,18 +85,21 @@ class Run:
         self._state: MutableMapping[Any, Any] = {}
         self._losses: Iterator[Any] = iter(())
         self._unseeded: dict[str, Any] = {}
+        self._job: Callable[[], Any] = dict
 
     def go(self) -> None:
         """Make the job, restore it where that is asked, and run it."""
         before = _read_global()
-        job = load_job(JobAddress(self._plan["place"], self._plan["function"]))
+        self._job = load_job(JobAddress(self._plan["place"], self._plan["function"]))
         self.stage = "make"
-        made = job()
+        made = self._job()
         self.stage = "use"
         self._state, self._losses = _parts_of(made)
         self._unseeded = _settle_untouched(before)
         self._write(trace.line("kinds", kinds=kinds_of(self._state)))
-        if self._plan["resume"] is not None and not self._restore(self._plan["resume"]):
+        if self._plan["resume"] is None:
+            self._write(trace.beside_line(0, look_beside(self._state, self._losses)))
+        elif not self._restore(self._plan["resume"]):
             return
         self._see({})
         self.client = client = self._client() if self._plan["cuts"] else None
@@ -143,7 +149,7 @@ class Run:
         client.snapshot(self.step, self._state)
         self._write(trace.line("saved", step=self.step))
         self._write(trace.beside_line(self.step, look_beside(self._state, self._losses)))
-        self._write(trace.around_line(look_around(self._state, self._losses)))
+        self._write(trace.around_line(look_around(self._state, self._losses, self._job)))
         if self.step == max(self._plan["cuts"]):
             self._die()
 
@@ -159,6 +165,18 @@ class Run:
         self.step, self._unseeded = step, {}
         self._write(trace.beside_line(step, look_beside(self._state, self._losses)))
         return True
+
+
+def _tell_warnings(write: Callable[[str], Any]) -> None:
+    """What ckptd warns of goes into the trace too: its reader is shown no log."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **how: Any) -> None:
+        if issubclass(category, CheckpointWarning):
+            write(trace.line("warned", text=str(message)[:_WARNING]))
+        shown(message, category, *where, **how)
+
+    warnings.showwarning = show
 
 
 def _is_between_epochs(loader: ResumableLoader) -> bool:

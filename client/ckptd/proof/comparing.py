@@ -9,7 +9,7 @@ from typing import Final
 from ckptd.proof.trace import Leaf, Moment, Trace, component_of, root_of, show_key, show_scoped
 
 #: In which order things that differ after the same step are named.
-_ORDER: Final = ("module", "optimizer", "scheduler", "loader", "data", "generator", "rng")
+_ORDER: Final = ("module", "optimizer", "scheduler", "loader", "gradients", "data", "generator", "rng")
 _ABSENT: Final = "absent"
 
 
@@ -34,7 +34,7 @@ class Finding:
     Attributes:
         step: The first step after which they do.
         kind: `loss`, `end` (one has no more steps), or what the component is: module, optimizer, scheduler,
-            loader, data, generator, rng.
+            loader, gradients, data, generator, rng.
         where: `loss`, `losses`, or a key path of the state.
         key: The leaf's key; "" for a loss.
         seen, wanted: The value in the run that is checked, and in the one it is checked against.

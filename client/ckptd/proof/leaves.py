@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -23,6 +23,7 @@ from ckptd.snapshot.keypath import Path
 from ckptd.snapshot.values import PackedNumbers, TensorRef
 from ckptd.tensors.capture import Captured, capture, copy_into, has_state_dict
 from ckptd.tensors.generator_state import GENERATORS
+from ckptd.tensors.gradients import Gradients
 from ckptd.tensors.tags import MARKER
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -62,7 +63,16 @@ def kinds_of(state: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def loaders_of(state: Mapping[Any, Any]) -> list[ResumableLoader]:
-    return [value for value in state.values() if isinstance(value, ResumableLoader)]
+    """Those of the state, also in containers in it."""
+    return list(_loaders_in(state))
+
+
+def _loaders_in(value: Any) -> Iterator[ResumableLoader]:
+    if isinstance(value, ResumableLoader):
+        yield value
+    elif isinstance(value, (dict, list, tuple)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _loaders_in(item)
 
 
 def _kind(value: Any) -> str:
@@ -72,6 +82,8 @@ def _kind(value: Any) -> str:
         return "optimizer"
     if isinstance(value, ResumableLoader):
         return "loader"
+    if isinstance(value, Gradients):
+        return "gradients"
     if isinstance(value, GENERATORS):
         return "generator"
     if has_state_dict(value) and callable(getattr(value, "get_last_lr", None)):

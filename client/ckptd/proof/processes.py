@@ -107,21 +107,28 @@ class Process:
         return path
 
     def _wait(self, plan: Path) -> int:
-        with self.log.open("wb") as log:
-            # A session of its own: what the job starts (workers) ends with it, by one signal to the group.
-            process = subprocess.Popen(
-                [sys.executable, "-u", "-c", _PROGRAM, str(plan)], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True, env=os.environ | {_MARK: str(plan)},
-            )  # fmt: skip
+        process: subprocess.Popen[bytes] | None = None
         try:
+            process = self._start(plan)
             return process.wait(self.timeout_s + _GRACE_S)
         except subprocess.TimeoutExpired:
             raise self._with_log(self._late()) from None
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            if (
+                process is not None
+            ):  # else a signal came while it was started: its mark is all that is known of it
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
             _kill_marked(str(plan))
+
+    def _start(self, plan: Path) -> subprocess.Popen[bytes]:
+        with self.log.open("wb") as log:
+            # A session of its own: what the job starts (workers) ends with it, by one signal to the group.
+            return subprocess.Popen(
+                [sys.executable, "-u", "-c", _PROGRAM, str(plan)], stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True, env=os.environ | {_MARK: str(plan)},
+            )  # fmt: skip
 
     def _late(self) -> TimedOut:
         trace = read_trace(self._trace_path)

@@ -24,13 +24,14 @@ class Difference:
             right after the restore isn't the one of the snapshot. `resumed`: a step after it differs.
         cut: The step after which the run was killed; None for a repeat.
         step: The first step after which they differ; 0 is before the first.
-        kind: loss, end, module, optimizer, scheduler, loader, data, generator, rng, or refused.
+        kind: loss, end, module, optimizer, scheduler, loader, gradients, data, generator, rng, or refused.
         where: `loss`, `losses`, or a key path such as `state['model']['0.weight']`.
         seen, wanted: Its value in this run, and in the uninterrupted one (or in the snapshot). Both "" for a draw
             from a generator that was never seeded.
         apart: For tensors: how many elements differ and by how much; "" when the bytes weren't kept.
         extents: How much of each component differs at that step.
-        suspects: What the job reaches beside its state and that didn't come back.
+        suspects: What the job reaches beside its state and that didn't come back; for a repeat, what isn't the same
+            in two runs when make_job() is done.
         made_anew: Variables of the loop that a resumed run makes anew.
         why: What is certain about it.
         look_for: What usually causes it, the likeliest first.
@@ -149,9 +150,14 @@ def _extent(one: Extent) -> str:
 
 
 def _suspects(found: Difference) -> Iterator[str]:
+    here, there = (
+        ("when made", "in another run")
+        if found.phase == "repeat"
+        else ("after the restore", "at the snapshot")
+    )
     for number, one in enumerate(found.suspects[:_SUSPECTS]):
         more = f" (and {one.values - 1} more of {one.name})" if one.values > 1 else ""
-        text = f"- {one.example}: {one.seen} after the restore, {one.wanted} at the snapshot{more}"
+        text = f"- {one.example}: {one.seen} {here}, {one.wanted} {there}{more}"
         yield _labelled("" if number else "suspects", text)
     if len(found.suspects) > _SUSPECTS:
         yield _labelled("", f"- {len(found.suspects) - _SUSPECTS} more")

@@ -61,10 +61,11 @@ class Trace:
     Attributes:
         kinds: Component → what it is: module, optimizer, scheduler, loader, generator, data, rng.
         moments: Step → state. In a resumed run the first is the state right after the restore.
-        beside: Step → what the job reaches beside its state.
+        beside: Step → what the job reaches beside its state; 0 is when it was made, in a run that isn't resumed.
         around: What beside.look_around found at the last snapshot, by its kind, as a reader would write it.
         ended: The step after which the job had no more; None when it went on.
         unseeded: Part of the RNG → the first step that drew from it, though the job never seeded it.
+        warned: What ckptd warned of in it.
         refused: Why restore() refused the checkpoint; "" when it didn't.
         failed: What ended it: {"stage", "kind", "text"}; None when nothing did.
         saved: Steps whose snapshot is on disk.
@@ -78,6 +79,7 @@ class Trace:
     around: dict[str, list[str]] = field(default_factory=dict)
     ended: int | None = None
     unseeded: dict[str, int] = field(default_factory=dict)
+    warned: list[str] = field(default_factory=list)
     refused: str = ""
     failed: dict[str, Any] | None = None
     saved: list[int] = field(default_factory=list)
@@ -180,6 +182,8 @@ def _take(trace: Trace, event: dict[str, Any]) -> None:
         trace.ended = event["step"]
     elif kind == "unseeded":
         trace.unseeded[event["part"]] = event["step"]
+    elif kind == "warned":
+        trace.warned.append(event["text"])
     elif kind == "refused":
         trace.refused = event["text"]
     elif kind == "failed":
