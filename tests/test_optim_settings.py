@@ -104,12 +104,6 @@ def test_a_tensor_lr_stays_the_tensor_that_others_hold(saved_lr: Any, tmp_path: 
     assert held.item() == 0.5
 
 
-def test_a_tensor_lr_where_the_live_one_is_a_number_is_set_as_torch_does(tmp_path: Path) -> None:
-    live = sgd(lr=0.1)
-    restored(live, sgd(lr=torch.tensor(0.5)), tmp_path)
-    assert same(live.param_groups[0]["lr"], torch.tensor(0.5))
-
-
 def test_one_lr_tensor_in_two_groups_is_one_tensor_again(tmp_path: Path) -> None:
     live = sgd(2, lr=torch.tensor(0.5))
     separate = sgd(2, lr=0.1)

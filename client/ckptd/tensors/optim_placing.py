@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from ckptd.tensors.optim_setting import filled, is_number, number_in, same_items
 from ckptd.tensors.optim_storable import extent, place
 
 #: Single numbers that torch keeps on the host unless a kernel on the device reads them.
@@ -48,15 +49,22 @@ class Placing:
         )
 
     def setting(self, before: Any, value: Any) -> Any:
-        """A setting of a group: a number where a one-element tensor is goes into that tensor."""
-        if isinstance(value, (int, float)) and isinstance(before, torch.Tensor) and before.numel() == 1:
-            filled = torch.full_like(before, value, requires_grad=before.requires_grad)
-            if before.is_floating_point() or filled == value:  # an int tensor would cut 0.5 down to 0
-                return self._tensor(filled, before, before.device)
+        """A setting of a group, or one item of it, as the kind that the live one is: number or tensor."""
+        if same_items(before, value):
+            items = [self.setting(old, item) for old, item in zip(before, value, strict=True)]
+            return tuple.__new__(type(value), items) if isinstance(value, tuple) else type(value)(items)
+        if isinstance(value, torch.Tensor) and is_number(before) and (number := number_in(value)) is not None:
+            return number
+        if (new := filled(before, value)) is not None:
+            return self._tensor(new, before, before.device, value)
         return self.own(value, before)
 
-    def _tensor(self, value: torch.Tensor, before: Any, device: torch.device) -> torch.Tensor:
-        key = (place(value), device) if value.layout is torch.strided and value.numel() else None
+    def _tensor(
+        self, value: torch.Tensor, before: Any, device: torch.device, stored: Any = None
+    ) -> torch.Tensor:
+        """value in before, or in its place; stored is the tensor that it was made of, if it was of one."""
+        stored = stored if isinstance(stored, torch.Tensor) else value
+        key = (place(stored), device) if stored.layout is torch.strided and stored.numel() else None
         if key in self._placed:
             return self._placed[key]
         if can_take(before, value, device) and self._claim(before):
@@ -65,7 +73,7 @@ class Placing:
             result = value.to(device)
         if key is not None:
             self._placed[key] = result
-            self._sources.append(value)
+            self._sources.append(stored)
         return result
 
     def _claim(self, tensor: torch.Tensor) -> bool:

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
+from ckptd.errors import CheckpointWarning
+from ckptd.snapshot import keypath
+from ckptd.snapshot.keypath import Path
 from ckptd.tensors.optim import SHAPES, TIES
 from ckptd.tensors.optim_match import Match
 from ckptd.tensors.optim_placing import Placing, rebuild, step_of_fused
+from ckptd.tensors.optim_setting import roundings
 
 _NOT_SETTINGS: Final = frozenset({"params", "param_names"})
 #: How a step is computed and where its counter lives, not what was learned: a live group that has them keeps
@@ -74,10 +79,42 @@ class OptimizerPlan:
 
     def _set_groups(self, placing: Placing) -> None:
         for live, number in zip(self.optimizer.param_groups, self.groups, strict=True):
-            saved = {} if number is None else self.stored["param_groups"][number]
-            for key, value in saved.items():
-                if key not in _NOT_SETTINGS and not (key in _LIVE_DECIDES and key in live):
-                    live[key] = placing.setting(live.get(key), value)
+            for key, value in self._settings(live, number):
+                live[key] = placing.setting(live.get(key), value)
+
+    def _settings(self, live: Mapping[str, Any], number: int | None) -> list[tuple[str, Any]]:
+        saved = {} if number is None else self.stored["param_groups"][number]
+        return [
+            (key, value)
+            for key, value in saved.items()
+            if key not in _NOT_SETTINGS and not (key in _LIVE_DECIDES and key in live)
+        ]
+
+    def warn_of_rounding(self, path: Path) -> None:
+        """Say by name which settings a live tensor can't hold as they were stored; nothing is changed.
+
+        Args:
+            path: Where the owner is in the state.
+        """
+        for at, (live, number) in enumerate(zip(self.optimizer.param_groups, self.groups, strict=False)):
+            for key, value in self._settings(live, number):
+                where = (*path, "param_groups", at, key)
+                for place, stored, held, dtype in roundings(live.get(key), value, where):
+                    warnings.warn(
+                        f"{keypath.show(place)}: {stored!r} was stored, and the live {dtype} tensor holds {held!r}, so "
+                        "training goes on with that; to go on exactly make the live one a number or a wider tensor",
+                        CheckpointWarning,
+                        stacklevel=2,
+                    )
+
+    def placed(self) -> Iterator[tuple[Any, Any]]:
+        """Stored and live values side by side, once `apply` is done."""
+        for live, number in zip(self.optimizer.param_groups, self.groups, strict=False):
+            for key, value in self._settings(live, number):
+                yield value, live.get(key)
+        live_keys = {match.stored_as: match.parameter for match in self.matches}
+        for name, saved in self.stored["state"].items() if self.matches else ():
+            yield saved, self.optimizer.state.get(live_keys.get(name, name))
 
     def _set_state(self, placing: Placing) -> None:
         before, groups = self.optimizer.state, self.optimizer.param_groups
@@ -133,7 +170,7 @@ class OptimizerPlan:
             placing = Placing(self._parameters())
             for live, before in zip(self.optimizer.param_groups, groups, strict=True):
                 for key in live.keys() & before.keys() - _NOT_SETTINGS:
-                    if isinstance(before[key], torch.Tensor):
+                    if isinstance(before[key], (torch.Tensor, tuple)) or isinstance(live[key], torch.Tensor):
                         live[key] = placing.setting(before[key], live[key])
             self._undo_casts()
 

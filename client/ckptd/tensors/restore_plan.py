@@ -17,6 +17,7 @@ from ckptd.tensors.generator_state import GENERATORS, kind_of, set_generator, sk
 from ckptd.tensors.object_faults import object_faults
 from ckptd.tensors.optim import held_optimizer, is_torch_form, name_parameters
 from ckptd.tensors.optim_names import by_live_names
+from ckptd.tensors.optim_plan import OptimizerPlan
 from ckptd.tensors.optim_restore import has_own_load, match_optimizer
 from ckptd.tensors.registered_tags import Unbuilt
 from ckptd.tensors.restore_data import IMMUTABLE_SCALARS, is_written_in_place, plan_data
@@ -24,6 +25,7 @@ from ckptd.tensors.restore_findings import Findings, Write
 from ckptd.tensors.restore_kinds import plan_replaced
 from ckptd.tensors.restore_module import has_own_form, own_form_for, plan_module
 from ckptd.tensors.restore_tensor import plan_tensor
+from ckptd.tensors.shared_tensors import SharedTensors
 from ckptd.tensors.tag_reader import GeneratorElsewhere
 from ckptd.tensors.tied_values import same_stored, tie_faults
 
@@ -40,6 +42,8 @@ class Planner:
         self._state = state
         self._names: Mapping[int, str] | None = None
         self._met: dict[int, tuple[Any, Any, Path]] = {}
+        self._optimizers: list[tuple[OptimizerPlan, Path]] = []
+        self._shared = SharedTensors()
 
     def plan_component(self, name: Any, components: Mapping[Any, Any]) -> Write | None:
         if name not in components:
@@ -57,6 +61,15 @@ class Planner:
         for path, fault in tie_faults(self.found.targets):
             self.found.problem(path, fault)
         self.found.raise_problems()
+        for plan, where in self._optimizers:
+            plan.warn_of_rounding(where)
+            self._shared.expect(plan.stored.values())
+        self._shared.expect(target.stored for target in self.found.targets)
+
+    def retie(self) -> None:
+        """Once everything is written, let objects hold the live tensors that theirs were tied to."""
+        written = [(target.stored, target.live) for target in self.found.targets]
+        self._shared.retie(written + [pair for plan, _ in self._optimizers for pair in plan.placed()])
 
     def plan(self, live: Any, stored: Any, path: Path) -> Write:
         """The write that brings live to stored; problems are noted."""
@@ -120,6 +133,7 @@ class Planner:
             self.found.refused(path, error)
             return lambda: live
         self.found.left_alone(path, plan.missing, plan.unused, plan.reshaped)
+        self._optimizers.append((plan, path))
 
         def write() -> Any:
             plan.apply()
@@ -144,7 +158,7 @@ class Planner:
             )
 
         def write() -> Any:
-            live.load_state_dict(stored)
+            live.load_state_dict(self._shared.lend(stored))
             return live
 
         return write

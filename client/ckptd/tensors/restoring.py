@@ -113,6 +113,7 @@ def _apply(
     set_rng = _plan_rng(components, names, found, asked=only is not None)
     planner.raise_problems()
     _write(state, writes, set_rng, without_gradients(planner.planned))
+    planner.retie()
     not_asked = [str(name) for name in components if name not in names]
     return RestoreReport(found.missing, found.unused, found.reshaped, not_asked)
 
