@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import random
+from decimal import Decimal
 from typing import Any, ClassVar
 
 import numpy as np
@@ -157,7 +158,7 @@ def test_the_walk_keeps_out_of_what_is_no_state_and_is_bounded() -> None:
         loop=None,
     )
     of.loop = of
-    assert memory(of).own() == {"generators": {}, "values": {}, "states": {}}
+    assert memory(of).own() == {"generators": {}, "values": {}, "contents": {}, "states": {}}
     assert not memory(of).too_many
     assert (
         memory([[Thing() for _ in range(60)] for _ in range(MAX_HOLDERS // 60 + 1)]).too_many
@@ -172,7 +173,7 @@ def test_the_walk_keeps_out_of_models_and_optimizers_that_a_dataset_leads_to() -
     model.rng = random.Random(1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     of = Thing(trainer=Thing(model=model, optimizer=optimizer, loader=DataLoader([1])))
-    assert memory(of).own() == {"generators": {}, "values": {}, "states": {}}
+    assert memory(of).own() == {"generators": {}, "values": {}, "contents": {}, "states": {}}
 
 
 def test_plain_attributes_that_changed_are_put_back_and_others_left() -> None:
@@ -276,10 +277,10 @@ def test_a_change_that_is_not_recorded_is_seen(change: Any) -> None:
 
 
 def test_samplers_are_watched_and_where_the_dataset_works_elsewhere_they_alone() -> None:
-    dataset, sampler = Thing(seen=[1]), Thing(order=[1])
+    dataset, sampler = Thing(seen=[1]), Thing(order=[Decimal(1)], recorded=[1])
     of = Memory({"dataset": dataset, "sampler": sampler})
     watch, alone = Watch(of), Watch(of, samplers_only=True)
-    dataset.seen.append(2), sampler.order.append(2)
+    dataset.seen.append(2), sampler.order.append(Decimal(2)), sampler.recorded.append(2)
     assert (watch.look(), alone.look()) == (["dataset.seen", "sampler.order"], ["sampler.order"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -26,17 +27,17 @@ class Caching(Augmented):
 
 
 class Permuting(Sampler[int]):
-    """Shuffles its own list on and on."""
+    """Shuffles its own list of objects on and on."""
 
     def __init__(self) -> None:
-        self.order, self.rng = list(range(SAMPLES)), random.Random(1)
+        self.order, self.rng = list(map(Decimal, range(SAMPLES))), random.Random(1)
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __iter__(self) -> Iterator[int]:
         self.rng.shuffle(self.order)
-        return iter(list(self.order))
+        return map(int, list(self.order))
 
 
 class Stream(IterableDataset[int]):

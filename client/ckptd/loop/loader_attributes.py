@@ -111,6 +111,24 @@ class Holder:
         else:
             vars(of)[name] = value
 
+    def is_settable(self) -> bool:
+        """Whether what it holds can be set."""
+        return isinstance(self.of, type) or not (
+            self._odd or isinstance(self.of, (tuple, set, frozenset, bytearray))
+        )
+
+    def takes(self, name: str) -> bool:
+        """Whether an attribute of that name can be made in it."""
+        return self._is_open() and name.isidentifier() and name[:2] != "__" and _is_free(type(self.of), name)
+
+    def drop(self, name: Any) -> None:
+        """Delete an attribute, if it has it."""
+        if self._is_open():
+            vars(self.of).pop(name, None)
+
+    def _is_open(self) -> bool:
+        return not (self._sized or self._function or self._odd) and hasattr(self.of, "__dict__")
+
     def at(self, name: Any) -> str:
         if not self.path:
             return str(name)
@@ -235,14 +253,25 @@ def _cells(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             continue
 
 
+def _is_free(kind: type, name: str) -> bool:
+    """Whether objects of that class may have an attribute of that name, which is no method, slot or property."""
+    own = getattr(kind, name, None)
+    return not callable(own) and not hasattr(type(own), "__set__")
+
+
+def is_of_the_system(name: Any) -> bool:
+    """Whether it is a number of the system, by its name: a file descriptor, a process."""
+    return str(name).lower().lstrip("_").rpartition("_")[2] in _SYSTEM
+
+
 def recordable(name: Any, baseline: Any, value: Any) -> bool:
     """Whether value is a plain one that may be stored and put back: of the type the attribute had at first, or None.
 
-    A number of the system that was None isn't (by its name: a file descriptor, a process): it is no state.
+    A number of the system that was None isn't: it is no state.
     """
     kind, before = type(value), type(baseline)
     if kind not in PLAIN or (kind in (str, bytes) and len(value) > MAX_TEXT):
         return False
     if baseline is None or value is None:
-        return str(name).lower().lstrip("_").rpartition("_")[2] not in _SYSTEM
+        return not is_of_the_system(name)
     return kind is before or (kind in _NUMBERS and before in _NUMBERS)

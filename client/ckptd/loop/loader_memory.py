@@ -1,4 +1,3 @@
-# ruff: noqa: TID253
 """What a DataLoader's objects remember from one sample to the next: their generators, plain attributes, state_dicts.
 
 Taken at one moment and put back at another, it makes the objects go on as they did from that moment.
@@ -7,14 +6,14 @@ Taken at one moment and put back at another, it makes the objects go on as they 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
-import numpy as np
-import torch
-
 from ckptd.errors import StateMismatch
-from ckptd.loop.loader_attributes import MAX_HOLDERS, PLAIN, Holder, recordable, walk
+from ckptd.loop.loader_attributes import MAX_HOLDERS, PLAIN, recordable, walk
+from ckptd.loop.loader_contents import contents_of
+from ckptd.loop.loader_first_use import place_of, undo
 from ckptd.loop.loader_marks import Mark, Marker, is_opened
 from ckptd.loop.loader_rng import (
     OwnGenerator,
@@ -33,7 +32,7 @@ _GLIMPSED: Final = 256  # attributes, and
 _GLIMPSED_GENERATORS: Final = 8  # generators that are read before each batch
 
 #: globals, generators: name → state of a generator; values: path → plain attribute that isn't what it was at
-#: first; states: path → state_dict.
+#: first; contents: the same of samplers' containers; states: path → state_dict.
 Record: TypeAlias = dict[str, dict[str, Any]]
 
 Spot: TypeAlias = tuple[int, Any]  #: a watched attribute: its holder's number and its name
@@ -61,7 +60,7 @@ class Memory:
 
     A plain attribute counts when it isn't what it was when this was made (a counter, an epoch), and keeps its
     type or was None; so a path or an option that a resumed script gives anew is left alone. An attribute of another kind
-    is watched under `dataset` and `collate_fn` (see Watch), not stored, unless a state_dict has it.
+    is watched (see Watch), not stored, unless a state_dict has it; of samplers containers of plain values are stored.
 
     Args:
         roots: name → object. None is skipped.
@@ -70,14 +69,19 @@ class Memory:
     def __init__(self, roots: Mapping[str, Any]) -> None:
         self._holders, whole = walk(dict(roots))
         self._stateful = {
-            path: value for path, value in self._objects() if has_state_dict(value) and not _is_module(value)
-        }
+            holder.path: holder.of for holder in self._holders[1:]
+            if has_state_dict(holder.of) and not _is_module(holder.of)
+        }  # fmt: skip
         self._plain = [holder for holder in self._holders if holder.baseline]
-        self._watched = [
+        open_ones = [
             (number, holder) for number, holder in enumerate(self._holders)
-            if is_fetched(holder.path) or holder.path.startswith(("sampler", "batch_sampler"))
             if not self._covered(holder.path) and not holder.is_long()
         ]  # fmt: skip
+        self._watched = [one for one in open_ones if is_fetched(one[1].path) or is_sampler(one[1].path)]
+        self._contents = contents_of(
+            roots, [one for one in open_ones if is_sampler(one[1].path)], self._covered
+        )
+        self._at_first = set(self._generators(None))
         self.too_many = "" if whole else f"{MAX_HOLDERS} objects"
         if not self.too_many and len(self._generators(None)) > MAX_GENERATORS:
             self.too_many = f"{MAX_GENERATORS} generators"
@@ -87,20 +91,20 @@ class Memory:
             and not any(path.startswith(("dataset", "collate_fn")) for path in self._stateful)
         )
 
-    def _objects(self) -> Iterator[tuple[str, Any]]:
-        return ((holder.path, holder.of) for holder in self._holders[1:])
-
     def _generators(self, most: int | None = MAX_GENERATORS) -> dict[str, OwnGenerator]:
-        found: dict[str, OwnGenerator] = {}
-        seen: set[int] = set()
+        found: dict[int, tuple[str, OwnGenerator]] = {}
         for holder in self._holders:
             for name, value in holder.items():
-                if type(value) not in PLAIN and is_generator(value) and id(value) not in seen:
-                    seen.add(id(value))
-                    found[holder.at(name)] = value
-                    if len(found) == most:
-                        return found
-        return found
+                if type(value) not in PLAIN and is_generator(value):
+                    found.setdefault(id(value), (holder.at(name), value))
+        return dict(itertools.islice(found.values(), most))
+
+    def live(self, *, fetched: bool) -> list[OwnGenerator]:
+        """The generators that dataset and collate_fn hold, or that the others do; one may be there twice."""
+        return [
+            value for holder in self._holders if is_fetched(holder.path) == fetched
+            for _, value in holder.items() if type(value) not in PLAIN and is_generator(value)
+        ]  # fmt: skip
 
     def draws(self) -> Record:
         """Where every generator stands, global ones too."""
@@ -121,7 +125,12 @@ class Memory:
         """All but the global generators."""
         own = {path: read_generator(generator) for path, generator in self._generators().items()}
         states = {path: copy.deepcopy(value.state_dict()) for path, value in self._stateful.items()}
-        return {"generators": own, "values": self._values(), "states": states}
+        return {
+            "generators": own,
+            "values": self._values(),
+            "contents": self._contents.read(),
+            "states": states,
+        }
 
     def _values(self) -> dict[str, Any]:
         values = {}
@@ -152,7 +161,12 @@ class Memory:
                     self._stateful[path].load_state_dict(copy.deepcopy(state))
         if values and "values" in record:
             self._put_values(record["values"])
+        if values and "contents" in record:  # Positions of before lack it.
+            self._contents.put(record["contents"])
         live = self._generators()
+        if "generators" in record:
+            new = live.keys() - record["generators"].keys() - self._at_first
+            undo(self._holders, new)  # Their first use is still to come.
         for path, state in record.get("generators", {}).items():
             if path in live:
                 set_generator(live[path], state)
@@ -169,21 +183,13 @@ class Memory:
                     holder.set(name, wanted)
 
     def _make_generator(self, path: str, state: Any) -> None:
-        holder, name = self._place(path)
+        holder, name = place_of(self._holders, path)
         if holder is None:
             raise StateMismatch(
                 "a generator of the checkpoint has no place", where=f"loader: {path}", wanted=kind_of(state),
                 todo="make the DataLoader as it was made for the checkpoint",
             )  # fmt: skip
         holder.set(name, new_generator(state))
-
-    def _place(self, path: str) -> tuple[Holder | None, str]:
-        """Where a generator that is made at first use will be: an attribute that is missing or None."""
-        parent, _, name = path.rpartition(".")
-        for holder in self._holders:
-            if holder.path == parent and parent and hasattr(holder.of, "__dict__"):
-                return (holder, name) if holder.get(name) is None else (None, name)
-        return None, name
 
     def check(self, record: Record) -> None:
         """Whether put would find a place for every generator of the record, and a state for every generator.
@@ -194,14 +200,25 @@ class Memory:
         live, wanted = self._generators(), record["generators"]
         kinds = {path: kind_of(read_generator(generator)) for path, generator in live.items()}
         stored = {path: kind_of(state) for path, state in wanted.items()}
-        unplaced = [path for path in stored if path not in kinds and self._place(path)[0] is None]
-        other = [path for path in kinds if stored.get(path) != kinds[path]]
+        unplaced = [path for path in stored if path not in kinds and place_of(self._holders, path)[0] is None]
+        other = [
+            path for path in kinds
+            if stored.get(path) != kinds[path] and (path in stored or path in self._at_first)
+        ]  # fmt: skip
         if unplaced or other:
             raise StateMismatch(
                 "the loader has other generators than the checkpoint",
                 where="loader", seen=str(kinds), wanted=str(stored),
                 todo="make the DataLoader as it was made for the checkpoint",
             )  # fmt: skip
+
+    def check_contents(self, record: Record) -> None:
+        """Whether put would take what samplers keep in containers.
+
+        Raises:
+            StateMismatch: No. Nothing was changed.
+        """
+        self._contents.check(record.get("contents", {}))
 
     def marks(self, marker: Marker, *, samplers_only: bool = False) -> dict[Spot, Mark]:
         """Of what is neither stored nor a generator.
@@ -218,7 +235,7 @@ class Memory:
             for name, value in holder.items():
                 if name in baseline and (value is baseline[name] or recordable(name, baseline[name], value)):
                     continue
-                if name == _HOOK or is_generator(value):
+                if name == _HOOK or is_generator(value) or self._contents.holds(number, name, value):
                     continue
                 found[number, name] = marker.mark((number, name), value)
         return found
@@ -270,21 +287,9 @@ def is_fetched(path: str) -> bool:
     return path.startswith(("dataset", "collate_fn"))
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two state_dicts are equal; what can't be compared isn't."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, np.ndarray):
-        return bool(
-            one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-        )
-    return one is other or (type(one) in PLAIN and bool(one == other))
+def is_sampler(path: str) -> bool:
+    """Whether it belongs to what makes the order of the samples."""
+    return path.startswith(("sampler", "batch_sampler"))
 
 
 def has_state_dict(value: Any) -> bool:

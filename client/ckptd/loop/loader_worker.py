@@ -16,10 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import torch
 from torch.utils.data import get_worker_info
 
+from ckptd.loop.loader_attributes import PLAIN
 from ckptd.loop.loader_fingerprint import fingerprint
-from ckptd.loop.loader_memory import Memory, Record, Watch, same
+from ckptd.loop.loader_memory import Memory, Record, Watch
 
 _LOOK_EVERY_S: Final = 1.0
 
@@ -168,13 +171,30 @@ def _changes(before: Record, now: Record) -> Record:
     for part, entries in now.items():
         old = before.get(part, {})
         if part in ("values", "states"):
-            if not same(entries, old):
+            if not _same(entries, old):
                 news[part] = entries
         else:
             new = {name: state for name, state in entries.items() if old.get(name) != state}
             if new:
                 news[part] = new
     return news
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two state_dicts are equal; what can't be compared isn't."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return bool(
+            one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        )
+    return one is other or (type(one) in PLAIN and bool(one == other))
 
 
 def merge(memory: Record, news: Record) -> Record:
