@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from torch.utils.data import DataLoader
@@ -95,6 +95,9 @@ def check(position: Any, loader: DataLoader[Any], memory: Memory) -> None:
     if position["pass"] is not None or position["over"] is not None:
         _compare(position["kind"], kind_of(loader))
     memory.check(position["now"])
+    inside = [position[name]["start"] for name in ("pass", "over") if position[name] is not None]
+    for record in (position["now"], position["birth"] or {}, *inside):
+        memory.check_contents(record)
 
 
 def _check_form(position: Any) -> None:
@@ -167,6 +170,18 @@ def say_unrecorded(position: Position) -> None:
             f"fetching changes {', '.join(paths)}, which isn't recorded: what earlier epochs left there is missing now, "
             "so the samples to come may be others, unless it is a cache or made anew each epoch; give the "
             "object state_dict and load_state_dict, or keep it in plain attributes (numbers, text)",
+            CheckpointWarning,
+            stacklevel=4,
+        )
+
+
+def say_left_here(paths: Iterable[str]) -> None:
+    """Warn of what fetching changed in this process, when a position is set in it: it stays."""
+    if paths:
+        warnings.warn(
+            f"fetching has changed {', '.join(sorted(paths))} in this process, which isn't recorded, so it doesn't go back to "
+            "what it was: the samples to come may be others, unless it is a cache or made anew each epoch; make the dataset "
+            "and its DataLoader anew, or give the object state_dict and load_state_dict",
             CheckpointWarning,
             stacklevel=4,
         )
