@@ -94,6 +94,7 @@ class ResumableLoader:
         self._idle: list[Any] | None = None  # memory of persistent workers between two epochs
         self._over: dict[str, Any] | None = None  # the pass that left persistent workers as they are now
         self._unrecorded: set[str] = set()  # attributes that passes before changed
+        self._left_here: set[str] = set()  # those of them that are so in this process
         self._resumed_by: Way | None = None
 
     @property
@@ -152,7 +153,7 @@ class ResumableLoader:
 
     def _begin(self) -> Batches:
         if self._pass is not None:  # It was left by break.
-            self._unrecorded |= self._pass.left(workers=self._persistent)
+            self._leave(self._pass)
             self._epoch += 1
         start, view = self._memory.all(), self._present_view()
         newborn = self._persistent and not view.born
@@ -222,11 +223,15 @@ class ResumableLoader:
 
     def _after_the_last(self, of: Pass) -> None:
         of.over = True
-        self._unrecorded |= of.left(workers=self._persistent)
+        self._leave(of)
         self._epoch, self._pass = of.epoch + 1, None
         if self._persistent:
             self._idle = of.workers
             self._over = positions.of_pass(of) if of.kind["dataset"] == "iterable" else None
+
+    def _leave(self, of: Pass) -> None:
+        self._unrecorded |= of.left(workers=self._persistent)
+        self._left_here |= of.left(workers=False)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as plain values. Draws from no generator."""
@@ -258,7 +263,7 @@ class ResumableLoader:
 
         Warns:
             CheckpointWarning: Another number of workers: their random draws will be others. Or epochs before changed
-                something, named, that isn't recorded.
+                something, named, that isn't recorded; or fetching did so in this process, where it stays.
 
         Raises:
             StateMismatch: It isn't a position, or one of another batch size, length, sampler or kind of dataset, or
@@ -268,6 +273,9 @@ class ResumableLoader:
         position = positions.current(state)
         positions.say_other_workers(position, self._loader)
         positions.say_unrecorded(position)
+        if self._pass is not None:
+            self._leave(self._pass)
+        positions.say_left_here(self._left_here)
         same = position["kind"].get("workers") == self._loader.num_workers
         inside = position["pass"] is not None
         self._memory.put(position["now"], states=not inside)
@@ -275,6 +283,6 @@ class ResumableLoader:
         self._birth = position["birth"] if same and self._persistent else None
         self._idle = position["workers"] if same and self._persistent else None
         self._over = position["over"] if same and self._persistent else None
-        self._unrecorded = set(position["unrecorded"])
+        self._unrecorded = set(position["unrecorded"]) | self._left_here
         self._resume = position if inside or self._over is not None else None
         self._resumed_by = None
