@@ -179,8 +179,8 @@ def say_left_here(paths: Iterable[str]) -> None:
     """Warn of what fetching changed in this process, when a position is set in it: it stays."""
     if paths:
         warnings.warn(
-            f"fetching has changed {', '.join(sorted(paths))} in this process, which isn't recorded, so it doesn't go back to "
-            "what it was: the samples to come may be others, unless it is a cache or made anew each epoch; make the dataset "
+            f"fetching has changed {', '.join(sorted(paths))} in this process, which isn't recorded, so it doesn't go "
+            "back to what it was: the samples to come may be others, unless it is a cache or made anew each epoch; make the dataset "
             "and its DataLoader anew, or give the object state_dict and load_state_dict",
             CheckpointWarning,
             stacklevel=4,
