@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import ckptd
 import jobs_ending
 from ckptd.errors import InvalidArgument, TimedOut
 from ckptd.proof.ending import ending_in_order
+from ckptd.proof.own_process import keep_sockets_in
 from ckptd_daemon.cli import check_resume as command
 from fake_daemon import wait_until
 from test_check_resume import CLI, TESTS, example, gone, pids_in
@@ -78,6 +81,31 @@ def test_what_the_job_starts_in_a_session_of_its_own_ends_with_the_run(tmp_path:
     pids = [pid for log in (tmp_path / "kept").glob("*.log") for pid in pids_in(log.read_text())]
     assert len(pids) == 3
     wait_until(lambda: all(map(gone, pids)))
+
+
+@pytest.mark.slow
+def test_the_workers_of_a_run_that_is_killed_leave_no_folders() -> None:
+    # multiprocessing makes one for its sockets, and a SIGKILL lets nobody remove it.
+    with tempfile.TemporaryDirectory(prefix="c") as temp:
+        kept = Path(temp) / "kept"
+        done = subprocess.run(
+            [*CLI, f"{TESTS / 'jobs_exact.py'}:with_workers", "--steps", "3", "--keep", str(kept)],
+            env=os.environ | {"TMPDIR": temp}, capture_output=True, text=True, timeout=55,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert [path.name for path in Path(temp).iterdir() if path.name.startswith(("pymp", "ckptd"))] == []
+        assert not (kept / "sockets").exists() and (kept / "killed.log").exists()
+
+
+def test_sockets_lie_where_their_names_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    config: dict[str, Any] = {}
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", config)
+    keep_sockets_in(tmp_path / ("long" * 20))
+    assert config == {} and list(tmp_path.iterdir()) == []
+    with tempfile.TemporaryDirectory(prefix="c", dir="/tmp") as short:
+        keep_sockets_in(Path(short) / "s")
+        assert config == {"tempdir": f"{short}/s"}
+        assert (Path(short) / "s").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 import ckptd
 import jobs_left_out as jobs
 from check_here import check_here
-from ckptd.proof import child
+from ckptd.proof import own_process
 from ckptd.proof.sources import sources_in
 from ckptd.proof.trace import collect
 from test_check_resume_faults import as_it_was, first
@@ -54,8 +54,9 @@ def test_a_loader_that_is_wrapped_and_left_out_is_told_to_be_put_in(tmp_path: Pa
 
 
 def test_a_loader_that_is_in_a_container_of_the_state_is_in_the_state(tmp_path: Path) -> None:
-    report = check_here(jobs.loader_in_a_container, tmp_path, steps=6)
+    report = check_here(jobs.loader_in_a_container, tmp_path, steps=10)
     assert report.exact and report.notes == ()
+    assert report.cuts == (4,)  # 5 ends an epoch
 
 
 @pytest.mark.filterwarnings("ignore:.*gradients accumulated:ckptd.CheckpointWarning")
@@ -107,7 +108,7 @@ def test_what_ckptd_warns_of_in_a_run_is_in_its_trace_and_goes_on_to_be_shown(
     lines: list[str] = []
     shown: list[str] = []
     monkeypatch.setattr(warnings, "showwarning", lambda message, *_where, **_how: shown.append(str(message)))
-    child._tell_warnings(lines.append)
+    own_process.tell_warnings(lines.append)
     with warnings.catch_warnings():  # keeps showwarning, takes the filters back
         warnings.simplefilter("always")
         warnings.warn("of ours", ckptd.CheckpointWarning, stacklevel=1)

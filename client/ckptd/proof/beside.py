@@ -8,7 +8,6 @@ each object once, under the name that a resumed run finds it by too.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import types
 from collections import deque
@@ -179,8 +178,6 @@ def _parts(value: Any, name: str) -> Iterator[Named]:
         yield from _of_function(value)
     elif isinstance(value, types.MethodType):
         yield name, value.__self__
-    elif isinstance(value, functools.partial):
-        yield from ((f"{name}.{key}", getattr(value, key)) for key in ("func", "args", "keywords"))
     elif isinstance(value, ResumableLoader):
         for key in _OF_LOADER:
             yield f"{name}.{key}", getattr(value, key, None)
@@ -254,6 +251,7 @@ def _of_object(value: Any, name: str) -> Iterator[Named]:
 
 
 def _in_slots(value: Any) -> Iterator[Named]:
+    """What lies in no __dict__; a functools.partial has what it holds in such places too."""
     for kind in type(value).__mro__:
         if not _of_library(kind):
             for key, slot in vars(kind).items():

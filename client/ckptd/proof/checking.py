@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from ckptd.proof.cuts import chosen_cuts, middle_cut
 from ckptd.proof.details import how_far_apart, notes_on
 from ckptd.proof.ending import ending_in_order
 from ckptd.proof.job import JobAddress, address_of
-from ckptd.proof.processes import Process, refuse_inside_a_check
+from ckptd.proof.processes import SOCKETS, Process, refuse_inside_a_check
 from ckptd.proof.report import Difference, ResumeReport
 from ckptd.proof.trace import Trace
 
@@ -118,7 +119,10 @@ def _folder(keep: str | Path | None) -> Iterator[Path]:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InvalidArgument("not a new or empty folder", where=str(path), todo="name another one for keep")
     path.mkdir(parents=True, exist_ok=True)
-    yield path
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path / SOCKETS, ignore_errors=True)
 
 
 @dataclass

@@ -5,39 +5,35 @@ A run that saves ends by a SIGKILL to itself, right after its last snapshot: no 
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
 import json
 import os
 import random
 import signal
 import sys
-import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
 from ckptd.client import Client
-from ckptd.errors import CheckpointWarning, CkptdError, InvalidArgument
+from ckptd.errors import CkptdError, InvalidArgument
 from ckptd.loop.loader import ResumableLoader
 from ckptd.proof import trace
 from ckptd.proof.beside import look_around, look_beside
 from ckptd.proof.job import JobAddress, load_job
 from ckptd.proof.leaves import LeafReader, exact_number, kinds_of, loaders_of
+from ckptd.proof.own_process import die_with, keep_sockets_in, show_stacks_at, tell_warnings
 from ckptd.proof.trace import Moment
 from ckptd.tensors.rng import capture_rng_state
 
-_PR_SET_PDEATHSIG: Final = 1
-_WARNING: Final = 1000  # characters of one that are told
 _ALWAYS_KEPT: Final = 64 * 1024 * 1024  # bytes of values that a run may keep of any steps
 _KEPT_WHEN_ASKED: Final = 2 * 1024**3  # of one step that was asked for
 
 
 def main(plan: Mapping[str, Any]) -> None:
     """Do what the plan says; the exit code is 0, or Python's own for an exception."""
-    _die_with(plan["parent"])
-    _show_stacks_at(plan["ends_at"])
+    die_with(plan["parent"])
+    show_stacks_at(plan["ends_at"])
+    keep_sockets_in(Path(plan["sockets"]))
     own = os.getpid()
     with Path(plan["trace"]).open("w", encoding="utf-8", buffering=1) as out:
 
@@ -45,7 +41,7 @@ def main(plan: Mapping[str, Any]) -> None:
             if os.getpid() == own:  # what a fork of the job does, and how it ends, is no part of the run
                 out.write(text)
 
-        _tell_warnings(write)
+        tell_warnings(write)
         run = Run(plan, write)
         try:
             run.go()
@@ -167,18 +163,6 @@ class Run:
         return True
 
 
-def _tell_warnings(write: Callable[[str], Any]) -> None:
-    """What ckptd warns of goes into the trace too: its reader is shown no log."""
-    shown = warnings.showwarning
-
-    def show(message: Warning | str, category: type[Warning], *where: Any, **how: Any) -> None:
-        if issubclass(category, CheckpointWarning):
-            write(trace.line("warned", text=str(message)[:_WARNING]))
-        shown(message, category, *where, **how)
-
-    warnings.showwarning = show
-
-
 def _is_between_epochs(loader: ResumableLoader) -> bool:
     """Before an epoch's first batch, or after its last."""
     try:
@@ -266,25 +250,6 @@ def _numbers_of(loss: Any) -> dict[str, str]:
             "the job yielded something that is no loss", where="losses", seen=str(error).splitlines()[0][:200],
             wanted="a number, a tensor of one element, or a dict of those", todo="yield loss.item()",
         ) from error  # fmt: skip
-
-
-def _show_stacks_at(time_s: float) -> None:
-    """All threads, to stderr, which is the log: where a job hangs is what its reader wants to know.
-
-    A fork doesn't get it: the thread that waits wouldn't be in the copy, whose exit would wait for that thread.
-    """
-
-    def arm() -> None:
-        faulthandler.dump_traceback_later(max(0.1, time_s - time.monotonic()), exit=False)
-
-    arm()
-    os.register_at_fork(before=faulthandler.cancel_dump_traceback_later, after_in_parent=arm)
-
-
-def _die_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before it could be watched
-        _kill_itself()
 
 
 def start() -> None:

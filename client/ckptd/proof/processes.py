@@ -27,6 +27,8 @@ _PROGRAM: Final = (
 )
 #: In the environment of all that a run starts: the path of its plan, so that they are found, in whatever session.
 _MARK: Final = "CKPTD_CHECK_RESUME"
+#: Folder in the check's that its runs leave sockets in.
+SOCKETS: Final = "sockets"
 _GRACE_S: Final = 2.0  # for the stacks of a job that hangs to reach its log
 _LOOKS: Final = 50  # for what was killed to be gone
 _SHOWN_LINES: Final = 40
@@ -101,7 +103,10 @@ class Process:
     def _write_plan(self) -> Path:
         # time.monotonic() is one clock for all processes of a machine.
         ends_at = time.monotonic() + self.timeout_s
-        more = {"ends_at": ends_at, "parent": os.getpid(), "path": _search_path(self.job)}
+        more = {
+            "ends_at": ends_at, "parent": os.getpid(), "path": _search_path(self.job),
+            "sockets": str(self.folder / SOCKETS),
+        }  # fmt: skip
         path = self.folder / f"{self.name}.plan.json"
         path.write_text(json.dumps(self.plan() | more), "utf-8")
         return path
