@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,12 @@ def test_betas_are_settings_each(tmp_path: Path) -> None:
     assert (first.item(), second.item()) == (0.75, torch.tensor(0.999).item())
     group = restored(adam(), adam(betas=(first, second)), tmp_path)
     assert group["betas"] == (0.75, torch.tensor(0.999).item())
+
+
+def test_the_counts_of_a_counter_are_set_and_not_added(tmp_path: Path) -> None:
+    milestones = Counter([2, 5, 5])
+    group = restored(adam(at=Counter()), adam(at=milestones), tmp_path)
+    assert type(group["at"]) is Counter and group["at"] == Counter([2, 5, 5])
 
 
 def test_what_a_live_tensor_of_ints_cant_hold_is_kept_as_it_was_stored(tmp_path: Path) -> None:

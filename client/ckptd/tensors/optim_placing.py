@@ -156,7 +156,8 @@ def rebuild(saved: Any, before: Any, visit: Callable[[Any, torch.Tensor, Any], A
     if isinstance(saved, dict):
         ours = before if isinstance(before, Mapping) else {}
         result = copy.copy(saved)
-        result.update({name: rebuild(item, ours.get(name), visit, name) for name, item in saved.items()})
+        for name, item in saved.items():  # not update(): a Counter's would add
+            result[name] = rebuild(item, ours.get(name), visit, name)
         return result
     if isinstance(saved, (list, tuple, deque)):
         theirs = before if isinstance(before, (list, tuple, deque)) and len(before) == len(saved) else None
