@@ -134,4 +134,4 @@ class SeededLate(_Sized):
         return iter(random.Random(self.seed + self.epoch).sample(range(SAMPLES), SAMPLES))
 
 
-CUSTOM = (SeededLate, Eager, Counting, Lazy, NewGenerator, Positioned, Shuffling)
+CUSTOM = (SeededLate, Eager, Counting, Lazy, LazyGlobal, LazyInPairs, NewGenerator, Positioned, Shuffling)

@@ -107,9 +107,14 @@ def seed(number: int = 7) -> None:
     torch.manual_seed(number)
 
 
-def draws() -> tuple[float, float, float]:
-    """One draw of each global generator, as a training step makes with dropout or label noise."""
-    return random.random(), float(np.random.random()), float(torch.rand(()))
+def draws(shared: Any = None) -> tuple[float, ...]:
+    """One draw of each global generator, as a training step makes with dropout or label noise.
+
+    Args:
+        shared: A generator that is drawn from too.
+    """
+    own = () if shared is None else (shared.random(),)
+    return random.random(), float(np.random.random()), float(torch.rand(())), *own
 
 
 def plain(batch: Any) -> Any:
@@ -123,7 +128,7 @@ def train(loader: ResumableLoader, steps: int, after: Callable[[int], None] | No
     done = 0
     while done < steps:
         for batch in loader:
-            yield plain(batch), draws()
+            yield plain(batch), draws(getattr(loader.sampler, "shared", None))
             done += 1
             if after is not None:
                 after(done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,19 @@ from torch.utils.data import (
 import loader_samplers as samplers
 from ckptd import ResumableLoader
 from ckptd.errors import CheckpointWarning
-from loader_trace import BATCH, SAMPLES, assert_exact, draws, loader, plain, position, resume, seed, trace
+from loader_trace import (
+    BATCH,
+    SAMPLES,
+    Augmented,
+    assert_exact,
+    draws,
+    loader,
+    plain,
+    position,
+    resume,
+    seed,
+    trace,
+)
 
 MakeSampler = Callable[[], Any]
 
@@ -117,52 +130,43 @@ class DrawsNothing(Dataset[int]):
         return index
 
 
-class DrawsPython(Dataset[Any]):
-    def __len__(self) -> int:
-        return SAMPLES
+class CountsFetches(Augmented):
+    def __init__(self) -> None:
+        self.fetched = 0
 
     def __getitem__(self, index: int) -> Any:
-        import random
-
-        return index, random.random()
-
-
-def without_loop_draws(make: Callable[[], ResumableLoader]) -> list[ResumableLoader]:
-    """Cut at every batch of an epoch whose training loop draws nothing; the resumed loaders."""
-    seed()
-    whole, cuts, resumed = [], [], []
-    of = make()
-    for batch in of:
-        whole.append(plain(batch))
-        cuts.append(position(of))
-    for done, cut in enumerate(cuts[:-1], 1):
-        resumed.append(resume(make, cut))
-        assert [plain(batch) for batch in resumed[-1]] == whole[done:], f"cut after {done}"
-    return resumed
+        self.fetched += 1
+        return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("kind", [samplers.LazyGlobal, samplers.LazyInPairs])
-def test_a_sampler_that_draws_between_the_fetches_from_their_generator_is_refetched(
-    kind: MakeSampler,
-) -> None:
-    resumed = without_loop_draws(lambda: loader(DrawsPython(), sampler=kind()))
-    assert resumed[-1].resumed_by.startswith("refetch: the sampler draws")
+class GoesByFetches(Sampler[int]):
+    def __init__(self, data: CountsFetches) -> None:
+        self.data = data
+
+    def __iter__(self) -> Any:
+        for _ in range(SAMPLES):
+            yield self.data.fetched * 4 % SAMPLES
 
 
-def test_a_sampler_that_draws_between_the_steps_of_a_loop_that_does_too_is_said() -> None:
+def test_a_sampler_that_goes_by_what_was_fetched_is_refetched() -> None:
     def make() -> ResumableLoader:
-        return loader(sampler=samplers.LazyInPairs())
+        data = CountsFetches()
+        return loader(data, sampler=GoesByFetches(data))
 
-    _, positions = trace(make, 3)
-    with pytest.warns(CheckpointWarning, match="other indices"):
-        iter(resume(make, positions[3]))
+    assert_exact(make, (3, 7), by="refetch: the sampler alone gives another order")
 
 
 class Forgetful(samplers.Shuffling):
     state_dict = load_state_dict = None  # type: ignore[assignment]
 
+    def __init__(self) -> None:
+        self.order = [Decimal(index) for index in range(SAMPLES)]
 
-def test_a_sampler_with_a_list_that_is_not_recorded_is_said_when_its_order_comes_out_different() -> None:
+    def __iter__(self) -> Any:
+        return map(int, super().__iter__())
+
+
+def test_a_sampler_with_a_list_of_objects_is_said_when_its_order_comes_out_different() -> None:
     def make() -> ResumableLoader:
         return loader(sampler=Forgetful())
 

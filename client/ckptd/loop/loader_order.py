@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ckptd.errors import StateMismatch
+from ckptd.loop.loader_line import line_of
 from ckptd.loop.loader_memory import Memory, Record
 from ckptd.loop.loader_pass import Pass
 
@@ -62,18 +64,31 @@ class Steps(Iterator[Any]):
         self._greetings = beginning.greetings
         # With rewind too, though only ready() takes its steps: it may draw here, before torch seeds the workers.
         self._indices: Iterator[Any] = iter(order.sampler)
+        self._line = line_of(order.sampler, beginning.of, order.memory)
         self._ready = False
+        self._held: list[Any] = []
 
     def __next__(self) -> Any:
         if self._greetings:
             self._greetings -= 1
             return self._order.greeting
-        index = next(self.ready())
+        self.ready()
+        index = self._held.pop() if self._held else self._step()
         self._beginning.of.took(index)
         return index
 
-    def ready(self) -> Iterator[Any]:
-        """The sampler's iterator, at the position."""
+    def begin(self) -> None:
+        """Take the first step now, as it would be taken in `iter()` if no greeting came before."""
+        if not self._ready:
+            self.ready()
+            with contextlib.suppress(StopIteration):  # It comes once more.
+                self._held = [self._step()]
+
+    def _step(self) -> Any:
+        return next(self._indices) if self._line is None else self._line.step(self._indices)
+
+    def ready(self) -> None:
+        """Come to the position."""
         begin, memory = self._beginning, self._order.memory
         if not self._ready:
             self._ready = True
@@ -84,26 +99,16 @@ class Steps(Iterator[Any]):
                 begin.of.first = memory.draws()
             else:
                 memory.put(begin.first)
-            self._skip(self._indices)
-        return self._indices
+            self._skip()
 
-    def _skip(self, indices: Iterator[Any]) -> None:
-        """Leave batches out, and note when the sampler draws on the way from what a dataset may draw from too."""
-        begin, after_first = self._beginning, None
+    def _skip(self) -> None:
+        """Leave batches out."""
+        begin = self._beginning
         for step in range(begin.skip):
             try:
-                begin.of.skipped(next(indices))
+                begin.of.skipped(self._step())
             except StopIteration:
                 raise StateMismatch(
                     "the loader ends before the position", where="loader", seen=f"{step} batches",
                     wanted=f"{begin.skip} or more", todo="restore with the dataset and batch size of the checkpoint",
                 ) from None  # fmt: skip
-            if step == 0:
-                after_first = self._shared()
-        if after_first is not None and after_first != self._shared():
-            begin.of.draws_on_the_way = True
-
-    def _shared(self) -> Any:
-        draws = self._order.memory.draws()
-        dataset = {k: v for k, v in draws["generators"].items() if k.startswith(("dataset", "collate_fn"))}
-        return draws["globals"], dataset

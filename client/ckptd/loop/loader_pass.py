@@ -43,7 +43,7 @@ class Pass:
         exhausted: Whether an iterable dataset came to its end.
         over: Whether it came to its end.
         streams: The global generators of the fetches; None where they draw from the process's.
-        draws_on_the_way: While skipping, the sampler drew after its first step.
+        line: Whether what the sampler draws on the way is a line of its own; not in positions of before.
     """
 
     start: Record
@@ -68,7 +68,7 @@ class Pass:
     exhausted: bool = False
     over: bool = False
     streams: Streams | None = None
-    draws_on_the_way: bool = False
+    line: bool = True
     _ahead: int = 0
 
     def took(self, index: Any) -> None:

@@ -69,9 +69,9 @@ class Resume:
         try:
             stored = self._of
             view, of, batches = self._attempt()
-            if self.way.how == "skip" and not self._loader.num_workers and not self._came_right(of):
+            if self.way.how == "skip" and not self._loader.num_workers and of.check != stored["check"]:
                 self.way = Way(
-                    "refetch", "the sampler draws during the pass from generators that others draw from"
+                    "refetch", "the sampler alone gives another order: it may go by what is fetched"
                 )
                 view, of, batches = self._attempt()
             if view.order is not None and of.check != stored["check"]:
@@ -91,9 +91,6 @@ class Resume:
             of.proofs = deque(self._proofs, of.proofs.maxlen)
         _log.info("loader.resumed by=%s batches=%d why=%s", self.way.how, of.batches, self.way.why)
         return view, of, batches
-
-    def _came_right(self, of: Pass) -> bool:
-        return of.check == self._of["check"] and not of.draws_on_the_way
 
     def _put_states(self) -> None:
         """state_dicts of the dataset's side; the sampler's side has just been run to where it was."""
@@ -125,7 +122,7 @@ class Resume:
         )  # fmt: skip
         batches = self._make(of, source, view)
         self._come(view, of, batches)
-        if again and not of.draws_on_the_way:
+        if again:
             if not self._loader.num_workers:
                 self._memory.put(again[0].record())
             of.steps = skip
@@ -152,7 +149,8 @@ class Resume:
             stored["start"], self._position["kind"], stored["birth"], self._position["epoch"], stored["first"]
         )
         of.exhausted, of.loop_draws = stored["exhausted"], stored["loop_draws"]
-        if stored.get("streams", False):  # older positions lack it
+        of.line = stored.get("line", False)  # older positions lack it
+        if stored.get("streams", False):  # and this
             of.streams = Streams(stored["start"], self._position["epoch"])
         if view.reports:
             of.workers = [None] * self._loader.num_workers
@@ -214,8 +212,8 @@ class Resume:
 def _say_other_order() -> None:
     warnings.warn(
         "the sampler gave other indices than before the checkpoint, so this epoch isn't the one that was "
-        "interrupted: it draws from a generator that the training loop draws from as well, or it keeps "
-        "something that is neither a generator nor a plain attribute; give it a generator of its own, or "
+        "interrupted: it keeps something that isn't recorded, draws from a "
+        "generator out of sight, or goes by what the training loop does; give it a generator of its own, or "
         "state_dict and load_state_dict",
         CheckpointWarning,
         stacklevel=5,

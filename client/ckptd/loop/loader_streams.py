@@ -24,10 +24,11 @@ class Streams:
         start: Everything's memory just before the pass. What it draws is decided by where the global generators
             stood then, and
         epoch: which pass it is.
+        whose: What draws from them, if not the fetches.
     """
 
-    def __init__(self, start: Record, epoch: int) -> None:
-        seed = hashlib.sha256(repr((sorted(start["globals"].items()), epoch)).encode()).digest()
+    def __init__(self, start: Record, epoch: int, *whose: str) -> None:
+        seed = hashlib.sha256(repr((sorted(start["globals"].items()), epoch, *whose)).encode()).digest()
         self._python = random.Random(seed).getstate()
         self._numpy = np.random.RandomState(list(seed)).get_state()
         self._torch = (

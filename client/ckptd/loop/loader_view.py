@@ -86,7 +86,10 @@ class View:
             self._observed.of = beginning.of
         if self.reports:
             self._report(memories, opened, after or {})
-        return iter(self._through)
+        source = iter(self._through)
+        if self.reports and self.order is not None and self.order.steps is not None:
+            self.order.steps.begin()
+        return source
 
     def _report(
         self, memories: list[Record] | None, opened: list[bool] | None, after: Mapping[int, Record]
