@@ -1,16 +1,6 @@
 """Prove that tests bite: remove one guard at a time from a copy of the tree and see the named tests fail.
 
-The lists are scripts/guards.d/NOUN.toml, one table each:
-
-    [[guard]]
-    name = "rng-captured-first"     # unique in all lists
-    case = "21"                     # a field case, or the topic in a word
-    file = "client/ckptd/…"         # the file that has the guard
-    old = "…"                       # its text, found exactly once in that file
-    new = "…"                       # the same without the guard
-    tests = ["tests/test_x.py::test_y"]   # each of them must fail; of a parametrised one at least one case
-
-The tree itself is never changed. First every named test must pass in an untouched copy.
+guard_lists.py says what a list is. The tree itself is never changed. First every named test must pass in an untouched copy.
 """
 
 from __future__ import annotations
@@ -24,49 +14,20 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+
+from guard_lists import BadList, Guard, changed_since, chosen, read_guards
 
 TREE = Path(__file__).resolve().parent.parent
 LISTS = Path(__file__).resolve().with_suffix(".d")
-KEYS = ("name", "case", "file", "old", "new", "tests")
 TIMEOUT_S = 300
 UNTOUCHED_S = 3600  # for the tests of all guards, one after the other
 TESTS_FAILED = 1  # pytest's exit code; others say that it didn't get so far
 WRONG_TREE = 70
-
-
-class BadList(Exception):
-    """A list can't be used."""
-
-
-@dataclass(frozen=True)
-class Guard:
-    """One entry of a list."""
-
-    noun: str
-    name: str
-    case: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
-    def removed_from(self, text: str) -> str:
-        """text without the guard.
-
-        Raises:
-            BadList: The guard isn't in it exactly once.
-        """
-        found = text.count(self.old)
-        if found != 1:
-            raise BadList(f"its text is found {found} times in {self.file}, wanted once")
-        return text.replace(self.old, self.new)
 
 
 @dataclass(frozen=True)
@@ -80,38 +41,6 @@ class Outcome:
     @property
     def proven(self) -> bool:
         return self.word == "killed"
-
-
-def read_guards(folder: Path) -> list[Guard]:
-    """What the lists in this folder have.
-
-    Raises:
-        BadList: A key is missing, unknown or of another type, or a name comes twice.
-    """
-    guards = [guard for path in sorted(folder.glob("*.toml")) for guard in _read(path)]
-    names = [guard.name for guard in guards]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise BadList(f"twice in the lists: {', '.join(sorted(twice))}")
-    return guards
-
-
-def _read(path: Path) -> list[Guard]:
-    rows = tomllib.loads(path.read_text(encoding="utf-8")).get("guard", [])
-    return [_guard(row, path.stem, number) for number, row in enumerate(rows, 1)]
-
-
-def _guard(row: dict[str, Any], noun: str, number: int) -> Guard:
-    where = f"guard {number} of {noun} ({row.get('name', 'no name')})"
-    if set(row) != set(KEYS):
-        raise BadList(f"{where} has the keys {sorted(row)}, wanted {sorted(KEYS)}")
-    texts = [row[key] for key in KEYS if key != "tests"]
-    tests = row["tests"]
-    if not all(type(text) is str for text in texts) or not isinstance(tests, list) or not tests:
-        raise BadList(f"{where}: all are strings but tests, a list of one or more")
-    if row["old"] == row["new"] or not row["old"]:
-        raise BadList(f"{where}: nothing would change")
-    return Guard(noun, *texts, tuple(tests))
 
 
 def failed_tests(report: str) -> set[str]:
@@ -250,24 +179,28 @@ def _line(guard: Guard, outcome: Outcome) -> str:
     return f"{line}\n           {outcome.detail}" if outcome.detail else line
 
 
-def _chosen(guards: list[Guard], names: Sequence[str]) -> list[Guard]:
-    unknown = set(names) - {name for guard in guards for name in (guard.name, guard.noun)}
-    if unknown:
-        raise BadList(f"not in the lists: {', '.join(sorted(unknown))}")
-    return [guard for guard in guards if not names or guard.name in names or guard.noun in names]
-
-
 def main(argv: Sequence[str] | None = None, *, tree: Path = TREE, lists: Path = LISTS) -> int:
     """0: each guard is proven; 1: one isn't; 2: a list can't be used."""
     parser = argparse.ArgumentParser(prog="scripts/guards", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="guards, or lists by their noun, to try (default: all)"
-    )
+        "names", nargs="*", metavar="NAME",
+        help="guards to try, by their name, their list, the file that they are in or that of one of their tests; "
+        "'*' stands for any text: 'client/ckptd/proof/*' (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--since", metavar="COMMIT",
+        help="only those whose entry, file or tests' files are not as in this commit, committed or not",
+    )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=2, help="how many at once (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="print the names and leave")
     args = parser.parse_args(argv)
     try:
-        guards = _chosen(read_guards(lists), args.names)
+        guards = chosen(read_guards(lists), args.names)
+        if args.since is not None:
+            guards = changed_since(args.since, guards, tree, lists)
+            if not guards:
+                print(f"none of the guards asked for has changed since {args.since}")
+                return 0
         if args.list:
             print(*(f"{guard.noun:10}  {guard.case:10}  {guard.name}" for guard in guards), sep="\n")
             return 0

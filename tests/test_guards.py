@@ -21,6 +21,7 @@ def load_guards() -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["guards"] = module  # dataclasses look their module up
+    sys.path.insert(0, str(TREE / "scripts"))
     spec.loader.exec_module(module)
     return module
 
@@ -97,7 +98,10 @@ def tree(folder: Path, listed: str, test: str) -> Path:
         "tests/test_small.py": f"from ckptd.small import small\n\n\ndef test_the_smaller_one():\n    {test}\n",
         "pyproject.toml": '[tool.pytest.ini_options]\naddopts = "-q --import-mode=importlib"\n',
         "scripts/guards.d/small.toml": listed,
-        "scripts/guards.py": (TREE / "scripts" / "guards.py").read_text(),
+        **{
+            f"scripts/{name}": (TREE / "scripts" / name).read_text()
+            for name in ("guards.py", "guard_lists.py")
+        },
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -184,6 +188,61 @@ def test_a_list_that_cant_be_used_is_refused(
 def test_a_name_that_isnt_in_the_list_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert guards.main(["no-such-guard"]) == 2
     assert "no-such-guard" in capsys.readouterr().err
+
+
+def named(said: str) -> list[str]:
+    return [line.split()[-1] for line in said.splitlines()]
+
+
+def test_guards_are_chosen_by_name_list_file_test_file_and_pattern(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for pattern, holds in {
+        "proof": lambda guard: guard.noun == "proof",
+        "rng-is-set-last": lambda guard: guard.name == "rng-is-set-last",
+        "client/ckptd/proof/*": lambda guard: guard.file.startswith("client/ckptd/proof/"),
+        "tests/test_rng.py": lambda guard: any(test.startswith("tests/test_rng.py:") for test in guard.tests),
+    }.items():
+        assert guards.main([pattern, "--list"]) == 0
+        assert named(capsys.readouterr().out) == [guard.name for guard in LISTED if holds(guard)] != []
+
+
+def test_since_a_commit_are_those_whose_entry_file_or_test_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = (
+        ENTRY.replace('"small"', '"other"')
+        .replace("small.py::", "other.py::")
+        .replace("ckptd/small", "ckptd/other")
+    )
+    folder = tree(tmp_path, ENTRY + second, "assert True")
+    commit(folder)
+
+    def changed() -> list[str]:
+        how = {"tree": folder, "lists": folder / "scripts" / "guards.d"}
+        assert guards.main(["--since", "HEAD", "--list"], **how) == 0
+        return named(capsys.readouterr().out)
+
+    assert changed() == ["HEAD"]  # none has changed since HEAD
+    (folder / "client/ckptd/small.py").write_text("def small(a, b):\n    return max(a, b)\n")
+    assert changed() == ["small"]
+    commit(folder)
+    (folder / "tests/test_other.py").write_text("")
+    assert changed() == ["other"]
+    commit(folder)
+    entries = folder / "scripts/guards.d/small.toml"
+    entries.write_text(entries.read_text().replace('"return a"', '"return b"', 1))
+    assert changed() == ["small"]
+    (folder / "scripts/guards.d/new.toml").write_text(ENTRY.replace('"small"', '"new"'))
+    assert changed() == ["new", "small"]
+    assert guards.main(["--since", "no-such-commit"], tree=folder, lists=folder / "scripts" / "guards.d") == 2
+    assert "no-such-commit" in capsys.readouterr().err
+
+
+def commit(folder: Path) -> None:
+    git = ["git", "-C", str(folder), "-c", "user.name=n", "-c", "user.email=e@x"]
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "as it is"], check=True)
 
 
 def test_which_tests_failed_is_read_from_the_summary() -> None:
