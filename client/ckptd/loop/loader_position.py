@@ -27,10 +27,10 @@ _POSITION: Final[dict[str, Any]] = {
 _PASS: Final[dict[str, Any]] = {
     "start": dict, "first": _OPTIONAL, "birth": bool, "batches": int, "steps": int, "check": int,
     "workers": _LISTS, "workers_at_start": _LISTS, "changed": str, "exhausted": bool, "last": _OPTIONAL, "loop_draws": bool,
-    "streams": bool, "proofs": list, "line": bool,
+    "streams": bool, "proofs": list,
 }  # fmt: skip
 #: What positions of before lack.
-_NEWER: Final[dict[str, Any]] = {"streams": False, "proofs": [], "line": False}
+_NEWER: Final[dict[str, Any]] = {"streams": False, "proofs": []}
 _WANTED: Final = {
     "batch_size": "batch size",
     "length": "length",
@@ -81,7 +81,7 @@ def of_pass(of: Pass) -> dict[str, Any]:
         "changed": changed,
         "exhausted": of.exhausted, "last": of.last if of.repeats else None, "loop_draws": of.loop_draws and of.repeats,
         "proofs": [proof.plain(again=not changed and of.kind["dataset"] == "map") for proof in of.proofs],
-        "streams": of.streams is not None, "line": of.line,
+        "streams": of.streams is not None,
     }  # fmt: skip
 
 
@@ -180,8 +180,8 @@ def say_left_here(paths: Iterable[str]) -> None:
     if paths:
         warnings.warn(
             f"fetching has changed {', '.join(sorted(paths))} in this process, which isn't recorded, so it doesn't go "
-            "back to what it was: the samples to come may be others, unless it is a cache or made anew each epoch; make the dataset "
-            "and its DataLoader anew, or give the object state_dict and load_state_dict",
+            "back to what it was: the samples to come may be others, unless it is a cache or made anew each epoch; make the "
+            "dataset and its DataLoader anew, or give the object state_dict and load_state_dict",
             CheckpointWarning,
             stacklevel=4,
         )
