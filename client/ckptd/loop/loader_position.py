@@ -27,10 +27,10 @@ _POSITION: Final[dict[str, Any]] = {
 _PASS: Final[dict[str, Any]] = {
     "start": dict, "first": _OPTIONAL, "birth": bool, "batches": int, "steps": int, "check": int,
     "workers": _LISTS, "workers_at_start": _LISTS, "changed": str, "exhausted": bool, "last": _OPTIONAL, "loop_draws": bool,
-    "streams": bool, "proofs": list,
+    "streams": bool, "proofs": list, "line": bool,
 }  # fmt: skip
 #: What positions of before lack.
-_NEWER: Final[dict[str, Any]] = {"streams": False, "proofs": []}
+_NEWER: Final[dict[str, Any]] = {"streams": False, "proofs": [], "line": False}
 _WANTED: Final = {
     "batch_size": "batch size",
     "length": "length",
@@ -81,7 +81,7 @@ def of_pass(of: Pass) -> dict[str, Any]:
         "changed": changed,
         "exhausted": of.exhausted, "last": of.last if of.repeats else None, "loop_draws": of.loop_draws and of.repeats,
         "proofs": [proof.plain(again=not changed and of.kind["dataset"] == "map") for proof in of.proofs],
-        "streams": of.streams is not None,
+        "streams": of.streams is not None, "line": of.line,
     }  # fmt: skip
 
 
