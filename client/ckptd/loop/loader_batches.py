@@ -70,6 +70,9 @@ class Batches(Iterator[Any]):
         if isinstance(batch, Shipped):
             before = of.workers[batch.worker] if of.workers is not None else None
             of.hear(batch)
+            if batch.error is not None:
+                of.failed()
+                batch.error.reraise()  # type: ignore[no-untyped-call]
             return batch.batch, Proof(batch.worker, batch.print, before)
         return batch, Proof(0, fingerprint(batch), of.before)
 

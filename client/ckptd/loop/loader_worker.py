@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
 from ckptd.loop.loader_attributes import PLAIN
@@ -41,6 +42,7 @@ class Shipped(NamedTuple):
         changed: The attributes that fetching changes and the memory lacks.
         greeting: Whether this answers a Greeting.
         print: The batch's fingerprint.
+        error: What was raised in place of a batch.
     """
 
     batch: Any
@@ -49,6 +51,7 @@ class Shipped(NamedTuple):
     changed: list[str]
     greeting: bool
     print: int | None = None
+    error: ExceptionWrapper | None = None
 
 
 class WorkerStart:
@@ -122,14 +125,26 @@ class _Worker:
         if isinstance(index, Greeting):
             self.begin()
             return index
-        # A __getitem__ may be made of the dataset's own __getitems__, and so come here again.
-        if self._getitems and (self._batched or self._inside):
-            return self._getitems(index)
+        if self._inside:  # A __getitem__ may be made of the dataset's own __getitems__.
+            return self._samples(index)
         self._inside = True
         try:
-            return [self._dataset[one] for one in index] if self._batched else self._dataset[index]
+            if self._batched:
+                return self._samples(index)
+            return self._dataset[index]
+        except Exception:  # noqa: BLE001 - raised in the trainer
+            return self._error()
         finally:
             self._inside = False
+
+    def _samples(self, index: Any) -> Any:
+        if self._getitems:
+            return self._getitems(index)
+        return [self._dataset[one] for one in index]
+
+    def _error(self) -> ExceptionWrapper:
+        """The error being handled, as torch sends it; but after it the memory is another, which goes with it."""
+        return ExceptionWrapper(where=f"in DataLoader worker process {self._number}")  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """A pass begins: take the memory as it is before anything is fetched."""
@@ -141,14 +156,18 @@ class _Worker:
         if isinstance(first, Greeting):
             self._sent = self._before
             return Shipped(None, self._number, self._before, [], True)
-        batch = collate(data)
+        batch, error = None, data if isinstance(data, ExceptionWrapper) else None
+        try:
+            batch = collate(data) if error is None else None
+        except Exception:  # noqa: BLE001 - raised in the trainer
+            error = self._error()
         if self._after is not None:
             self._memory.put(self._after, states=False)
             self._after = None
         now = self._memory.all()
         news = _changes(self._sent, now)
         self._sent = now
-        return Shipped(batch, self._number, news, self._watch.look(), False, fingerprint(batch))
+        return Shipped(batch, self._number, news, self._watch.look(), False, fingerprint(batch), error)
 
 
 _here: _Worker | None = None
