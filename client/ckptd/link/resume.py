@@ -48,6 +48,8 @@ class Resumed:
         unused: Key paths that are in the checkpoint and not in the live state; they were ignored.
         reshaped: Key paths of tensors that have another shape in the checkpoint; they keep their values.
         not_asked: Names of the components that the checkpoint has and `only` left out.
+        tolerated: With `strict=False`: parameter groups and classes of optimizers that differ, each with its key path, in
+            words: how they differ, and whose settings each group has now.
         sequence: The checkpoint's commit counter; None when it isn't one of this run.
         run_seconds: Training seconds of the run up to it; 0.0 when it isn't one of this run (a warm start), whose
             seconds begin anew.
@@ -60,6 +62,7 @@ class Resumed:
     unused: tuple[str, ...] = ()
     reshaped: tuple[str, ...] = ()
     not_asked: tuple[str, ...] = ()
+    tolerated: tuple[str, ...] = ()
     sequence: int | None = None
     run_seconds: float = 0.0
 
@@ -211,6 +214,7 @@ def _apply(
         unused=tuple(report.unused),
         reshaped=tuple(report.reshaped),
         not_asked=tuple(name for name in loaded.names if only is not None and name not in only),
+        tolerated=tuple(report.tolerated),
         sequence=index.sequence if index is not None and own else None,
         run_seconds=index.run_seconds if index is not None and own else 0.0,
     )

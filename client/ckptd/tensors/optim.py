@@ -17,6 +17,7 @@ from ckptd.errors import UnstorableState
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.module_names import Canonical
+from ckptd.tensors.optim_class import CLASS, class_of
 from ckptd.tensors.optim_storable import check_state
 from ckptd.tensors.registered_tags import items_below
 
@@ -110,7 +111,7 @@ def held_optimizer(value: Any) -> Any:
 
 
 def optimizer_to_plain(owner: Any, names: Mapping[int, str], path: Path = ("optimizer",)) -> Any:
-    """The optimizer's state_dict() with parameter names in place of numbers, and each parameter's shape.
+    """The optimizer's state_dict() with parameter names in place of numbers, each parameter's shape, and the class.
 
     Args:
         owner: An optimizer, or any object with `state_dict`: one that wraps an optimizer and gives its state
@@ -149,6 +150,7 @@ def optimizer_to_plain(owner: Any, names: Mapping[int, str], path: Path = ("opti
         "state": state,
         "param_groups": groups,
         SHAPES: shapes,
+        CLASS: class_of(optimizer),
         **({TIES: ties} if ties else {}),
         **others,
     }

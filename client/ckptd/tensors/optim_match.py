@@ -6,11 +6,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 
 from ckptd.tensors.optim import SHAPES, is_position, live_names
+from ckptd.tensors.optim_groups import (
+    Grouping,
+    Match,
+    count_faults,
+    group_by_name,
+    group_by_position,
+)
 
 #: State that has the shape of its parameter, in torch's optimizers: checked where no shapes were stored.
 _LIKE_PARAMETER: Final = frozenset(
@@ -27,22 +34,8 @@ _LIKE_PARAMETER: Final = frozenset(
         "ax",
     }
 )
-#: What schedulers and names put into a group.
-_OF_SCHEDULERS: Final = frozenset(
-    {"params", "param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"}
-)
 #: A name, or ("#", group, which of the unnamed in it) for a parameter that has none.
 _Key: TypeAlias = Any
-
-
-class Match(NamedTuple):
-    """One live parameter, the name (or number) its state is stored under, and its group in both."""
-
-    parameter: torch.Tensor
-    stored_as: Any
-    live_as: str
-    group: int
-    stored_group: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +44,13 @@ class Matching:
 
     Attributes:
         matches: Every live parameter that has a stored counterpart of its shape, in the live order.
-        groups: For each live group the stored one that its settings come from; None: none.
+        groups: For each live group the stored one that its settings come from; None: it keeps its own.
         missing: Live parameters that the checkpoint doesn't have.
         unused: Stored parameters that the live optimizer doesn't have.
         reshaped: Live parameters whose stored counterpart has another shape.
         faults: What refuses a strict restore, each in words; empty when everything fits.
         fatal: What refuses any restore.
+        regrouped: How the groups differ and whose settings are taken, each in words, for a restore that isn't strict.
     """
 
     matches: tuple[Match, ...]
@@ -66,6 +60,7 @@ class Matching:
     reshaped: tuple[str, ...]
     faults: tuple[str, ...]
     fatal: tuple[str, ...] = ()
+    regrouped: tuple[str, ...] = ()
 
 
 def match_parameters(optimizer: Any, names: Mapping[int, str], stored: Mapping[str, Any]) -> Matching:
@@ -78,14 +73,9 @@ def match_parameters(optimizer: Any, names: Mapping[int, str], stored: Mapping[s
     """
     live = live_names(optimizer, names)
     saved = [list(group["params"]) for group in stored["param_groups"]]
-    faults = (
-        [f"{len(saved)} parameter groups, the live optimizer has {len(live)}"]
-        if len(saved) != len(live)
-        else []
-    )
     if _unnamed(live) or _unnamed(saved):
-        return _by_position(optimizer, live, saved, stored, faults)
-    return _by_name(optimizer, names, live, stored, faults)
+        return _by_position(optimizer, live, saved, stored)
+    return _by_name(optimizer, names, live, stored)
 
 
 def _unnamed(rows: Sequence[Sequence[Any]]) -> bool:
@@ -97,16 +87,15 @@ def _by_position(
     live: list[list[str]],
     saved: list[list[Any]],
     stored: Mapping[str, Any],
-    faults: list[str],
 ) -> Matching:
-    faults = faults or [
+    faults = count_faults(len(live), len(saved)) or tuple(
         f"group {number} has {len(theirs)} parameters, the live one {len(ours)}"
         for number, (ours, theirs) in enumerate(zip(live, saved, strict=True))
         if len(ours) != len(theirs)
-    ]
+    )
     if faults:
         # Without names only equal counts say that the same parameter stands at the same place.
-        return Matching((), (), (), (), (), tuple(faults), tuple(faults))
+        return Matching((), (), (), (), (), faults, faults)
     pairs = [
         Match(
             optimizer.param_groups[number]["params"][position], name, live[number][position], number, number
@@ -114,15 +103,13 @@ def _by_position(
         for number, row in enumerate(saved)
         for position, name in enumerate(row)
     ]
-    return _checked(optimizer, pairs, [], [], stored, faults)
+    reshaped = {match.group for match in pairs if _shape_fault(match, stored)}
+    grouping = group_by_position(optimizer.param_groups, stored["param_groups"], reshaped)
+    return _checked(optimizer, pairs, [], [], stored, grouping)
 
 
 def _by_name(
-    optimizer: Any,
-    names: Mapping[int, str],
-    live: list[list[str]],
-    stored: Mapping[str, Any],
-    faults: list[str],
+    optimizer: Any, names: Mapping[int, str], live: list[list[str]], stored: Mapping[str, Any]
 ) -> Matching:
     rows, keys = _common_names(optimizer, live, stored)
     where = {
@@ -130,26 +117,36 @@ def _by_name(
         for number, (group, row) in enumerate(zip(stored["param_groups"], rows, strict=True))
         for key, name in zip(row, group["params"], strict=True)
     }
-    others = getattr(names, "others", {})
+    others, steady = getattr(names, "others", {}), _steady(rows, keys, where)
     pairs, missing = [], []
     for number, (group, ours, shown) in enumerate(zip(optimizer.param_groups, keys, live, strict=True)):
         for parameter, key, name in zip(group["params"], ours, shown, strict=True):
             found = next((k for k in (key, *others.get(id(parameter), ())) if k in where), None)
-            if found is None:
+            if found is None or (_is_rank(found) and number not in steady):
                 missing.append(name)
             else:
                 pairs.append(Match(parameter, where[found][1], name, number, where[found][0]))
     matched = {match.stored_as for match in pairs}
     unused = [str(name) for _, name in where.values() if name not in matched]
-    faults += [f"{name} is not in the checkpoint" for name in missing]
-    if len(rows) == len(live):
-        faults += [
-            f"{match.live_as} is in group {match.stored_group}, live in group {match.group}"
-            for match in pairs
-            if match.group != match.stored_group
-        ]
-    faults += [f"{name} is in the checkpoint, not in the live optimizer" for name in unused]
-    return _checked(optimizer, pairs, missing, unused, stored, faults)
+    whole = not (missing or unused)
+    grouping = group_by_name(optimizer.param_groups, stored["param_groups"], pairs, whole=whole)
+    return _checked(optimizer, pairs, missing, unused, stored, grouping)
+
+
+def _steady(
+    rows: Sequence[Sequence[_Key]], keys: Sequence[Sequence[_Key]], where: Mapping[_Key, tuple[int, Any]]
+) -> set[int]:
+    """Groups where a place says which unnamed parameter is which: as many in both, and the named ones were in it."""
+    return {
+        number
+        for number, (theirs, ours) in enumerate(zip(rows, keys, strict=False))
+        if sum(map(_is_rank, theirs)) == sum(map(_is_rank, ours))
+        and all(where[key][0] == number for key in ours if key in where)
+    }
+
+
+def _is_rank(key: _Key) -> bool:
+    return isinstance(key, tuple)
 
 
 def _common_names(
@@ -197,17 +194,20 @@ def _checked(
     missing: list[str],
     unused: list[str],
     stored: Mapping[str, Any],
-    faults: list[str],
+    grouping: Grouping,
 ) -> Matching:
     wrong = {number: fault for number, match in enumerate(pairs) if (fault := _shape_fault(match, stored))}
     fits = tuple(match for number, match in enumerate(pairs) if number not in wrong)
     reshaped = [pairs[number].live_as for number in wrong]
-    faults = [*faults, *wrong.values()]
+    faults = [*grouping.faults]
+    faults += [f"{name} is not in the checkpoint" for name in missing]
+    faults += [f"{name} is in the checkpoint, not in the live optimizer" for name in unused]
+    faults += wrong.values()
     if (faults or not _same_order(fits, stored)) and _spans_parameters(optimizer, stored):
         faults = faults or ["its state is one vector over all parameters, and they are in another order"]
         missing, fits = [match.live_as for match in fits] + missing, ()
-    groups = _settings_from(len(optimizer.param_groups), pairs, stored)
-    return Matching(fits, groups, tuple(missing), tuple(unused), tuple(reshaped), tuple(faults))
+    lists = (tuple(missing), tuple(unused), tuple(reshaped), tuple(faults))
+    return Matching(fits, grouping.sources, *lists, regrouped=(*grouping.faults, *grouping.taken))
 
 
 def _spans_parameters(optimizer: Any, stored: Mapping[str, Any]) -> bool:
@@ -243,15 +243,6 @@ def _same_order(matches: Sequence[Match], stored: Mapping[str, Any]) -> bool:
     ]
 
 
-def _settings_from(count: int, pairs: list[Match], stored: Mapping[str, Any]) -> tuple[int | None, ...]:
-    if len(stored["param_groups"]) == count:
-        return tuple(range(count))
-    found: list[set[int]] = [set() for _ in range(count)]
-    for match in pairs:
-        found[match.group].add(match.stored_group)
-    return tuple(next(iter(each)) if len(each) == 1 else None for each in found)
-
-
 def _shape_fault(match: Match, stored: Mapping[str, Any]) -> str | None:
     wanted, shapes = list(match.parameter.shape), stored.get(SHAPES)
     if isinstance(shapes, Mapping):
@@ -262,23 +253,3 @@ def _shape_fault(match: Match, stored: Mapping[str, Any]) -> str | None:
         if key in _LIKE_PARAMETER and isinstance(value, torch.Tensor) and list(value.shape) != wanted:
             return f"{match.live_as}: {key} has shape {list(value.shape)}, the parameter {wanted}"
     return None
-
-
-def faults_of_another_class(
-    optimizer: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    """How the settings say that another class of optimizer was saved; nothing when they may be this one's.
-
-    A newer torch adds settings, and so does a user: either alone is fine. Settings of this class that weren't stored
-    beside stored ones that it doesn't know are another class's. (Adam and AdamW have the same ones.)
-    """
-    own = set(getattr(optimizer, "defaults", ()))  # what only looks like an optimizer may have none
-    known = own.union(*(group.keys() for group in optimizer.param_groups))
-    stored = set().union(*(group.keys() for group in groups))
-    lacking, foreign = sorted(own - stored), sorted(stored - known - _OF_SCHEDULERS)
-    if not (groups and lacking and foreign):
-        return []
-    return [
-        f"another class was saved: its groups have {', '.join(map(str, foreign))}, "
-        f"{type(optimizer).__qualname__} has {', '.join(map(str, lacking))}"
-    ]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,16 +15,13 @@ from ckptd.errors import CheckpointWarning
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.optim import SHAPES, TIES
-from ckptd.tensors.optim_match import Match
+from ckptd.tensors.optim_class import CLASS
+from ckptd.tensors.optim_groups import LIVE_DECIDES, NOT_SETTINGS, Match
 from ckptd.tensors.optim_placing import Placing, rebuild, step_of_fused
 from ckptd.tensors.optim_setting import roundings
 
-_NOT_SETTINGS: Final = frozenset({"params", "param_names"})
-#: How a step is computed and where its counter lives, not what was learned: a live group that has them keeps
-#: its own. A run that was captured into a CUDA graph can go on without one, on the CPU, and the other way.
-_LIVE_DECIDES: Final = frozenset({"capturable", "fused", "foreach", "differentiable"})
 #: What the stored form has beyond torch's own.
-OURS: Final = frozenset({SHAPES, TIES})
+OURS: Final = frozenset({SHAPES, TIES, CLASS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,8 @@ class OptimizerPlan:
         missing: Parameters that the checkpoint doesn't have, by name; they keep their state. () when strict.
         unused: Stored parameters that the live optimizer doesn't have. () when strict.
         reshaped: Parameters of another shape; they keep their state. () when strict.
+        tolerated: Other groups and another class, each in words. () when strict.
+        warnings: What is worth a warning, each in words.
         as_given: The owner's load_state_dict takes stored as it is: a form of its own.
     """
 
@@ -50,6 +50,8 @@ class OptimizerPlan:
     missing: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     reshaped: tuple[str, ...] = ()
+    tolerated: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     as_given: bool = False
 
     def apply(self) -> None:
@@ -78,16 +80,18 @@ class OptimizerPlan:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def _set_groups(self, placing: Placing) -> None:
+        first: dict[int | None, Any] = {}
         for live, number in zip(self.optimizer.param_groups, self.groups, strict=True):
+            other = first.setdefault(number, live)
             for key, value in self._settings(live, number):
-                live[key] = placing.setting(live.get(key), value)
+                live[key] = placing.setting(live.get(key), _own(key, value, live, other))
 
     def _settings(self, live: Mapping[str, Any], number: int | None) -> list[tuple[str, Any]]:
         saved = {} if number is None else self.stored["param_groups"][number]
         return [
             (key, value)
             for key, value in saved.items()
-            if key not in _NOT_SETTINGS and not (key in _LIVE_DECIDES and key in live)
+            if key not in NOT_SETTINGS and not (key in LIVE_DECIDES and key in live)
         ]
 
     def warn_of_rounding(self, path: Path) -> None:
@@ -169,7 +173,7 @@ class OptimizerPlan:
         with torch.no_grad():
             placing = Placing(self._parameters())
             for live, before in zip(self.optimizer.param_groups, groups, strict=True):
-                for key in live.keys() & before.keys() - _NOT_SETTINGS:
+                for key in live.keys() & before.keys() - NOT_SETTINGS:
                     if isinstance(before[key], (torch.Tensor, tuple)) or isinstance(live[key], torch.Tensor):
                         live[key] = placing.setting(before[key], live[key])
             self._undo_casts()
@@ -185,8 +189,9 @@ class OptimizerPlan:
             if name in known or name not in theirs
         }
         state.update((number[id(parameter)], saved) for parameter, saved in self._kept().items())
+        first: dict[int | None, Any] = {}
         groups = [
-            self._numbered_group(live, number, None if at is None else self.stored["param_groups"][at])
+            self._numbered_group(live, number, at, first.setdefault(at, live))
             for live, at in zip(self.optimizer.param_groups, self.groups, strict=True)
         ]
         others = {key: value for key, value in self.stored.items() if key not in OURS}
@@ -199,11 +204,13 @@ class OptimizerPlan:
         return {number[id(m.parameter)]: ties[m.stored_as] for m in self.matches if m.stored_as in ties}
 
     def _numbered_group(
-        self, live: Mapping[str, Any], number: Mapping[int, int], saved: Mapping[str, Any] | None
+        self, live: Mapping[str, Any], number: Mapping[int, int], at: int | None, other: Mapping[str, Any]
     ) -> dict[str, Any]:
-        kept = {key: live[key] for key in live if key in _LIVE_DECIDES or key == "param_names"}
+        stored = {} if at is None else self.stored["param_groups"][at]
+        saved = {key: _own(key, value, live, other) for key, value in stored.items()}
+        kept = {key: live[key] for key in live if key in LIVE_DECIDES or key == "param_names"}
         params = [number[id(parameter)] for parameter in live["params"]]
-        return {**live, **(saved or {}), **kept, "params": params}
+        return {**live, **saved, **kept, "params": params}
 
     def _undo_casts(self) -> None:
         """Give moments their dtype back where an overridden load ended in torch's, which casts them."""
@@ -215,6 +222,11 @@ class OptimizerPlan:
                     {key: _uncast(key, live[key], saved[key], group) for key in live.keys() & saved.keys()}
                 )
                 self._tie(match, saved, live)
+
+
+def _own(key: Any, value: Any, live: Mapping[str, Any], other: Mapping[str, Any]) -> Any:
+    """value; a copy where other has taken it and the two live groups don't hold one object: they went apart."""
+    return value if live.get(key) is other.get(key) else copy.deepcopy(value)
 
 
 def _uncast(key: Any, live: Any, saved: Any, group: Mapping[str, Any]) -> Any:

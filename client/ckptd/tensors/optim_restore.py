@@ -11,7 +11,8 @@ import torch
 
 from ckptd.errors import StateMismatch
 from ckptd.tensors.optim import SHAPES, TIES, held_optimizer, is_torch_form
-from ckptd.tensors.optim_match import Matching, faults_of_another_class, match_parameters
+from ckptd.tensors.optim_class import CLASS, OtherClass, compare_class
+from ckptd.tensors.optim_match import Matching, match_parameters
 from ckptd.tensors.optim_placing import can_take
 from ckptd.tensors.optim_plan import OURS, OptimizerPlan
 from ckptd.tensors.optim_plan import has_own_load as has_own_load
@@ -30,30 +31,46 @@ def match_optimizer(
         names: `ckptd.tensors.optim.name_parameters(state)`.
         stored: What `optimizer_to_plain` gave, or torch's own state_dict() (matched by position). What else
             looks like that goes to the owner's own load_state_dict as it is.
-        strict: False tolerates other names, shapes and groups, and lists them in the plan.
+        strict: False tolerates other names, shapes, groups and classes, and lists them in the plan.
 
     Raises:
-        StateMismatch: Other groups, names or shapes; `faults` lists each. When not strict: nothing says which
-            parameter is which, or owner has no optimizer.
+        StateMismatch: Other groups, names, shapes, or another class; `faults` lists each. When not strict:
+            nothing says which parameter is which, or owner has no optimizer.
     """
     optimizer = held_optimizer(owner)
     if optimizer is None:
         raise _mismatch(["there is no optimizer to take it"])
     found = _matching(optimizer, names, stored)
+    recorded, hooked = stored.get(CLASS) if isinstance(stored, Mapping) else None, False
     if has_own_load(owner):
         if found is not None and _is_of_its_own(stored, found):
             return OptimizerPlan(owner, optimizer, stored, (), (), as_given=True)
     elif isinstance(stored, Mapping) and getattr(optimizer, "_optimizer_load_state_dict_pre_hooks", None):
         first, stored = found, _through_hooks(optimizer, stored, found, strict=strict)
-        found = _with_lists_of(first, _matching(optimizer, names, stored), strict=strict)
+        found, hooked = _with_lists_of(first, _matching(optimizer, names, stored), strict=strict), True
     if found is None:
         raise _mismatch(["not the state of an optimizer"])
-    if found.fatal or (strict and found.faults):
-        raise _mismatch(found.fatal or found.faults)
-    if strict and (foreign := faults_of_another_class(optimizer, stored["param_groups"])):
-        raise _mismatch(foreign)
-    lists = (found.missing, found.unused, found.reshaped)
-    return OptimizerPlan(owner, optimizer, stored, found.matches, found.groups, *lists)
+    other = compare_class(optimizer, recorded, stored["param_groups"], may_adapt=hooked)
+    if found.fatal or (strict and (found.faults or other.faults)):
+        raise _mismatch(found.fatal or (*found.faults, *other.faults))
+    return _planned(owner, optimizer, stored, found, other)
+
+
+def _planned(
+    owner: Any, optimizer: Any, stored: Mapping[str, Any], found: Matching, other: OtherClass
+) -> OptimizerPlan:
+    return OptimizerPlan(
+        owner,
+        optimizer,
+        stored,
+        found.matches,
+        found.groups,
+        missing=found.missing,
+        unused=found.unused,
+        reshaped=found.reshaped,
+        tolerated=(*found.regrouped, *other.faults),
+        warnings=other.warnings,
+    )
 
 
 def _matching(optimizer: Any, names: Mapping[int, str], stored: Any) -> Matching | None:
@@ -106,6 +123,7 @@ def _with_lists_of(first: Matching | None, found: Matching | None, *, strict: bo
         missing=first.missing + found.missing,
         unused=first.unused + found.unused,
         reshaped=first.reshaped + found.reshaped,
+        regrouped=first.regrouped + found.regrouped,
     )
 
 

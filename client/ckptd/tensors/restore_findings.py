@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy
 import torch
 
-from ckptd.errors import StateMismatch
+from ckptd.errors import CheckpointWarning, StateMismatch
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.generator_state import kind_of
+from ckptd.tensors.optim_plan import OptimizerPlan
 from ckptd.tensors.optim_restore import shorten
 
 #: Writes one value and returns what its parent should hold: the live object itself, or a replacement.
@@ -41,6 +43,8 @@ class Findings:
         missing: Key paths live but not stored, tolerated.
         unused: Key paths stored but not live, tolerated.
         reshaped: Key paths of tensors whose shapes differ, tolerated: they keep their values.
+        tolerated: Parameter groups and classes of optimizers that differ, tolerated; each with its key path, in words.
+        warnings: What to say once nothing refuses the restore.
         targets: The tensors that will be written in place.
     """
 
@@ -50,6 +54,8 @@ class Findings:
         self.missing: list[str] = []
         self.unused: list[str] = []
         self.reshaped: list[str] = []
+        self.tolerated: list[str] = []
+        self.warnings: list[str] = []
         self.targets: list[Target] = []
 
     def raise_problems(self) -> None:
@@ -62,6 +68,11 @@ class Findings:
                 todo="build the state as it was when it was saved, or pass strict=False or only=[…]",
                 faults=tuple(self.problems),
             )
+
+    def warn(self) -> None:
+        """Say what was found to be worth a warning."""
+        for text in self.warnings:
+            warnings.warn(text, CheckpointWarning, stacklevel=2)
 
     def problem(self, path: Path, fault: str) -> None:
         self.problems.append(f"{keypath.show(path)} {fault}")
@@ -84,16 +95,16 @@ class Findings:
     def reshaped_at(self, path: Path, live: Shaped, stored: Shaped) -> None:
         self._tolerate(self.reshaped, path, f"has shape {list(stored.shape)}, live {list(live.shape)}")
 
-    def left_alone(
-        self, path: Path, missing: Iterable[str], unused: Iterable[str], reshaped: Iterable[str]
-    ) -> None:
-        """Enter the names that an object at path left alone, with strict=False."""
+    def of_optimizer(self, path: Path, plan: OptimizerPlan) -> None:
+        """Enter what the plan for an optimizer at path leaves alone or takes nevertheless."""
         for found, names in (
-            (self.missing, missing),
-            (self.unused, unused),
-            (self.reshaped, reshaped),
+            (self.missing, plan.missing),
+            (self.unused, plan.unused),
+            (self.reshaped, plan.reshaped),
         ):
             found.extend(keypath.show((*path, name)) for name in names)
+        self.tolerated.extend(f"{keypath.show(path)}: {text}" for text in plan.tolerated)
+        self.warnings.extend(f"{keypath.show(path)}: {text}" for text in plan.warnings)
 
     def _tolerate(self, found: list[str], path: Path, fault: str) -> None:
         if self.strict:

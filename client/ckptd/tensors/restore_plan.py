@@ -132,7 +132,7 @@ class Planner:
         except StateMismatch as error:
             self.found.refused(path, error)
             return lambda: live
-        self.found.left_alone(path, plan.missing, plan.unused, plan.reshaped)
+        self.found.of_optimizer(path, plan)
         self._optimizers.append((plan, path))
 
         def write() -> Any:

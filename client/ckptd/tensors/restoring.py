@@ -32,12 +32,15 @@ class RestoreReport:
         unused: In the checkpoint and not live; they were ignored.
         reshaped: Tensors of another shape in the checkpoint; they keep their values.
         not_asked: Names of the checkpoint's components that `only` left out.
+        tolerated: Parameter groups and classes of optimizers that differ and were taken all the same, each with its
+            key path, in words: how they differ, and whose settings each group has now.
     """
 
     missing: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     reshaped: list[str] = field(default_factory=list)
     not_asked: list[str] = field(default_factory=list)
+    tolerated: list[str] = field(default_factory=list)
 
 
 def apply_state(
@@ -112,10 +115,11 @@ def _apply(
         found.problem(path, fault)
     set_rng = _plan_rng(components, names, found, asked=only is not None)
     planner.raise_problems()
+    found.warn()
     _write(state, writes, set_rng, without_gradients(planner.planned))
     planner.retie()
     not_asked = [str(name) for name in components if name not in names]
-    return RestoreReport(found.missing, found.unused, found.reshaped, not_asked)
+    return RestoreReport(found.missing, found.unused, found.reshaped, not_asked, found.tolerated)
 
 
 def _selected(
