@@ -54,24 +54,12 @@ def _chained(o: torch.optim.Optimizer) -> Any:
     )
 
 
-def _as_tensor(make: Schedule) -> Schedule:
-    """The same over an optimizer whose rates are tensors, as torch.compile and capturable ones want them."""
-
-    def made(o: torch.optim.Optimizer) -> Any:
-        for group in o.param_groups:
-            group["lr"] = torch.tensor(group["lr"])
-        return make(o)
-
-    return made
-
-
 #: Class → what it is told apart by → how one is made. Every class of torch has to be here.
 SCHEDULES: dict[type, dict[str, Schedule]] = {
     schedules.LambdaLR: {
         "function": lambda o: schedules.LambdaLR(o, lambda step: 1 / (1 + step)),
         "object": lambda o: schedules.LambdaLR(o, Fading()),
         "one each": lambda o: schedules.LambdaLR(o, [Fading(1), lambda step: 0.9**step]),
-        "tensor": _as_tensor(lambda o: schedules.LambdaLR(o, lambda step: 0.9**step)),
     },
     schedules.MultiplicativeLR: {
         "function": lambda o: schedules.MultiplicativeLR(o, lambda step: 0.9),
@@ -81,15 +69,11 @@ SCHEDULES: dict[type, dict[str, Schedule]] = {
     schedules.MultiStepLR: {"": lambda o: schedules.MultiStepLR(o, [2, 5, 5, 9])},
     schedules.ConstantLR: {"": lambda o: schedules.ConstantLR(o, 0.3, total_iters=4)},
     schedules.LinearLR: {"": lambda o: schedules.LinearLR(o, 0.1, 0.7, total_iters=7)},
-    schedules.ExponentialLR: {
-        "": lambda o: schedules.ExponentialLR(o, 0.83),
-        "tensor": _as_tensor(lambda o: schedules.ExponentialLR(o, 0.83)),
-    },
+    schedules.ExponentialLR: {"": lambda o: schedules.ExponentialLR(o, 0.83)},
     schedules.SequentialLR: {"": _sequential},
     schedules.PolynomialLR: {"": lambda o: schedules.PolynomialLR(o, 9, power=2.0)},
     schedules.CosineAnnealingLR: {
         "": lambda o: schedules.CosineAnnealingLR(o, 5, eta_min=0.001),  # beyond its period: it rises again
-        "tensor": _as_tensor(lambda o: schedules.CosineAnnealingLR(o, 5)),
     },
     schedules.CosineAnnealingWarmRestarts: {
         "": lambda o: schedules.CosineAnnealingWarmRestarts(o, 3),
