@@ -159,7 +159,24 @@ def test_a_folder_whose_name_could_not_be_made_durable_is_not_taken_for_durable_
     synced: list[Path] = []
     monkeypatch.setattr(durable, "fsync_dir", synced.append)
     durable.make_dirs(tmp_path / "run")
-    assert synced == [tmp_path]
+    assert synced[0] == tmp_path
+
+
+def test_folders_above_are_synced_up_to_one_that_is_closed_to_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who made them may have been killed before their sync, and nothing shows it."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    synced: list[Path] = []
+
+    def sync(path: Path) -> None:
+        if path == tmp_path.parent:
+            raise PermissionError(13, "Permission denied")
+        synced.append(path)
+
+    monkeypatch.setattr(durable, "fsync_dir", sync)
+    durable.make_dirs(tmp_path / "a" / "b")
+    assert synced == [tmp_path / "a", tmp_path]
 
 
 def test_removing_a_tree_follows_no_link(tmp_path: Path) -> None:

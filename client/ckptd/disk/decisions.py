@@ -103,6 +103,17 @@ def read_decisions(run_dir: Path) -> Decisions:
     return Decisions(birth, tuple(forks), highest, tuple(unreadable), tuple(errors))
 
 
+def settle(run_dir: Path) -> None:
+    """Make durable what was decided: who recorded it may have been killed before the folder's sync.
+
+    The caller holds the root's lock, and found a decision.
+
+    Raises:
+        OSError: It may not survive a power cut.
+    """
+    durable.fsync_dir(run_dir / DECISIONS_DIR)
+
+
 def write_birth(run_dir: Path, run_id: str) -> None:
     """Record the run's id, once, before its first checkpoint. The caller holds the root's lock.
 

@@ -68,6 +68,26 @@ def fsync_dir(path: Path) -> None:
         os.close(fd)
 
 
+def sync_upwards(path: Path) -> None:
+    """Make the names of folder path and of the folders above it durable, up to where its file system begins.
+
+    Whoever made one of them may have been killed before its sync, and nothing shows that. A folder above that is
+    closed to us was not made by us.
+
+    Raises:
+        OSError: As for fsync_dir.
+    """
+    fsync_dir(path)
+    device = os.stat(path).st_dev
+    for above in path.parents:
+        if os.stat(above).st_dev != device:
+            return
+        try:
+            fsync_dir(above)
+        except PermissionError:
+            return
+
+
 def write_new(path: Path, segments: Iterable[Chunk]) -> Written:
     """Create path, which must not exist, write the segments, sync and close it.
 
@@ -174,27 +194,14 @@ def is_taken(path: Path) -> bool:
 
 
 def make_dirs(path: Path) -> None:
-    """Create folder path and its missing parents, each made durable in its parent. Existing is fine.
+    """Create folder path and its missing parents, durably, whoever has made which of them. Existing is fine.
 
     Raises:
         FileExistsError: path, or a part of it, exists and is no folder.
-        FsyncFailed: path is removed again: to the next call it would look durable.
-        OSError: Some of the parents may have been made.
+        OSError: Some may have been made; the next call makes them durable.
     """
-    if path.is_dir():
-        return
-    make_dirs(path.parent)
-    try:
-        path.mkdir()
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-    try:
-        fsync_dir(path.parent)
-    except OSError:
-        with contextlib.suppress(OSError):  # somebody else has put something into it
-            path.rmdir()
-        raise
+    path.mkdir(parents=True, exist_ok=True)
+    sync_upwards(path.parent)
 
 
 def make_real_dir(path: Path) -> None:

@@ -45,7 +45,7 @@ def read_id(root: Path, service: Path) -> str | None:
 
 
 def read_or_make_id(root: Path, service: Path, shm_parent: Path) -> str:
-    """The stored id, or the one that slots of this very root were made under, or a new one; stored durably.
+    """The stored id, or the one that slots of this very root were made under, or a new one, which is stored.
 
     Raises:
         OSError: It can't be stored, or what lies in shm_parent can't be read.
@@ -82,7 +82,8 @@ def restore_id(root: Path, service: Path, root_id: str) -> bool:
 def _write(root: Path, service: Path, root_id: str) -> None:
     found = root.stat()
     record = {"schema": _SCHEMA, "id": root_id, "dev": found.st_dev, "ino": found.st_ino}
-    durable.replace_file(service / _FILE, [canonical(record)])
+    # Not synced: a power cut takes the slots as well, and without slots one id is as good as another.
+    durable.replace_file(service / _FILE, [canonical(record)], sync=False)
 
 
 @contextlib.contextmanager

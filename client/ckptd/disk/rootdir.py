@@ -189,7 +189,7 @@ def _checked_root(path: Path, *, create: bool, writing: bool) -> Path:
     where = str(path.absolute())
     try:
         if create:
-            durable.make_dirs(path.absolute())
+            path.absolute().mkdir(parents=True, exist_ok=True)
         found = path.stat()
     except FileNotFoundError as error:
         if create:
@@ -244,12 +244,6 @@ def _check_spelling(path: Path) -> None:
 def _make_service_dir(service: Path) -> None:
     with contextlib.suppress(FileExistsError):
         service.mkdir(mode=0o700)
-    root = service.parent
-    # Whoever made the root, or died while making something in it, may not have synced its name or theirs.
-    durable.fsync_dir(root)
-    with contextlib.suppress(
-        PermissionError
-    ):  # a folder above may be closed to us; its owner synced it or not
-        durable.fsync_dir(root.parent)
+    durable.sync_upwards(service.parent)  # the root too: a run's folder may have been made by who was killed
     if not stat.S_ISDIR(os.lstat(service).st_mode):
         raise NotADirectoryError(f"{service} is not a folder")

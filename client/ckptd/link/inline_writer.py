@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from ckptd.disk import durable
 from ckptd.disk.commit import commit_snapshot
-from ckptd.disk.decisions import write_birth
+from ckptd.disk.decisions import settle, write_birth
 from ckptd.disk.leftovers import sweep, sweep_run
 from ckptd.disk.lineage import Position
 from ckptd.disk.lock import RootLock
@@ -77,7 +77,9 @@ class InlineWriter:
             sweep_run(run_dir)
             self.run_id = series.run_id or uuid.uuid4().hex
             # An unreadable decision may be the birth: a second one would make the run's id doubtful for ever.
-            if series.decisions.birth_run_id is None and not series.decisions.unreadable:
+            if series.decisions.birth_run_id is not None:
+                settle(run_dir)
+            elif not series.decisions.unreadable:
                 write_birth(run_dir, self.run_id)
             self._look_into_slots()
         except OSError as error:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ckptd.disk import durable
 from ckptd.disk.commit import Committed, Position
-from ckptd.disk.decisions import write_birth
+from ckptd.disk.decisions import settle, write_birth
 from ckptd.disk.in_quarantine import count_quarantined
 from ckptd.disk.rootdir import Root
 from ckptd.disk.run_index import write_run_index
@@ -63,7 +63,7 @@ class Catalogue:
             What is wrong, one line each. Hashes are the verifier's to read; see `unverified`.
 
         Raises:
-            OSError: The run can't be read, or its birth not be recorded.
+            OSError: The run can't be read, or its birth not be recorded durably.
             ReadFailed: Nor can what says whose it is.
         """
         durable.make_real_dir(self.run_dir)
@@ -75,6 +75,8 @@ class Catalogue:
             if not decisions.unreadable:  # else its birth may be the one that can't be read
                 write_birth(self.run_dir, view.run_id)
                 view.read_decisions()
+        else:
+            settle(self.run_dir)
         self._view = view
         return list(self._problems())
 
