@@ -152,12 +152,31 @@ def test_an_older_iterator_goes_on_with_the_newest_pass_as_torchs_does() -> None
     assert (first, running.batch_in_epoch, plain(next(new))[0]) == ([0, 1, 2], 1, [3, 4, 5])
 
 
-def test_another_number_of_workers_between_two_epochs_is_said() -> None:
-    running = persistent(workers=1)
-    list(train(running, EPOCH))
+def one(workers: int, persistent: bool = False) -> ResumableLoader:
+    return loader(num_workers=workers, persistent_workers=persistent)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ((1, True), (2, True), "num_workers is 2, 1 in"),
+        ((0, False), (1, False), "num_workers is 1, 0 in"),
+        ((1, False), (0, False), "num_workers is 0, 1 in"),
+        ((1, True), (1, False), "persistent_workers is False, True in"),
+        ((1, False), (1, True), "persistent_workers is True, False in"),
+    ],
+)
+def test_other_workers_between_two_epochs_are_said(before: Any, after: Any, said: str) -> None:
+    running = one(*before)
     list(running)
-    with pytest.warns(CheckpointWarning, match="num_workers"):
-        resume(lambda: persistent(workers=2), position(running))
+    with pytest.warns(
+        CheckpointWarning, match=f"{said} the checkpoint: the epochs to come have other random"
+    ):
+        resume(lambda: one(*after), position(running))
+
+
+def test_other_workers_before_the_first_epoch_are_no_change() -> None:
+    resume(lambda: one(1, True), position(one(0)))
 
 
 def test_a_dataset_that_reaches_back_into_an_earlier_epoch_is_said() -> None:

@@ -133,14 +133,21 @@ def _compare(stored: Mapping[str, Any], live: Mapping[str, Any]) -> None:
 
 def say_other_workers(position: Position, loader: DataLoader[Any]) -> None:
     """Warn when the samples to come will be augmented by other draws than in the run before."""
-    stored, live = position["kind"].get("workers"), loader.num_workers
-    if stored != live and (position["pass"] is not None or position["birth"] is not None):
-        warnings.warn(
-            f"loader.num_workers is {live}, {stored} in the checkpoint: the rest of "
-            "this epoch has the same samples, but other random draws in their augmentation",
-            CheckpointWarning,
-            stacklevel=4,
-        )
+    said = _other_workers(position, kind_of(loader))
+    if said and (position["pass"] is not None or position["epoch"] or position["birth"] is not None):
+        warnings.warn(said, CheckpointWarning, stacklevel=4)
+
+
+def _other_workers(position: Position, live: Mapping[str, Any]) -> str:
+    """What follows from another number of workers, or from workers that stay for the next epoch or don't."""
+    stored, follows = position["kind"], "the epochs to come have other random draws"
+    if position["pass"] is not None and stored.get("workers") != live["workers"]:
+        follows = "the rest of this epoch has the same samples, but other random draws in their augmentation"
+    for name, option in (("workers", "num_workers"), ("persistent", "persistent_workers")):
+        before = stored.get(name, live[name])
+        if before != live[name]:
+            return f"loader.{option} is {live[name]}, {before} in the checkpoint: {follows}"
+    return ""
 
 
 def say_not_whole(too_many: str, *, stacklevel: int) -> None:
