@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ckptd.loop.loader_packing import DICTS
+from ckptd.loop.loader_unpacking import arrange
 
 #: Kinds whose content can be changed.
 MUTABLE: Final = (list, collections.deque, set, bytearray, array, np.ndarray, torch.Tensor, *DICTS.values())
@@ -51,8 +52,7 @@ class Pouring:
         if isinstance(live, collections.deque):
             return self._fill_deque(live, wanted)
         if isinstance(live, set):
-            live.clear()
-            live.update(wanted)
+            arrange(live, list(wanted))
         else:
             live[:] = self._items(live, wanted) if isinstance(live, list) else wanted
         return True

@@ -8,6 +8,7 @@ numbers or text, and nothing is called but the classes of containers that are li
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +20,7 @@ import torch
 from ckptd.loop.loader_attributes import PLAIN
 from ckptd.loop.loader_packing import DICTS, DTYPE, DTYPES, FACTORIES, MAX_DEPTH, SEQUENCES, TYPECODES, Packed
 
+_MOST_OF_A_TABLE: Final = 64  # places for each member
 _NESTED: Final = {"list": list, "tuple": tuple}
 
 
@@ -56,10 +58,33 @@ def _unpack(packed: Packed, depth: int) -> Any:
 
 
 def _of_its_size(kind: type, items: list[Any]) -> Any:
-    made = items if kind is list else kind(items)
+    made: Any = items if kind is list else kind(items)
+    if kind is set:
+        arrange(made, items)
+    elif kind is frozenset and list(made) != items:
+        made = frozenset(set(items))
     if len(made) != len(items):
         raise ValueError("members that are equal")
     return made
+
+
+def arrange(members: set[Any], order: list[Any]) -> None:
+    """Fill a set so that it gives its members in that order, if that can be done.
+
+    A set's order is that of its table, which doesn't shrink with it: so the table is enlarged by members that are removed
+    again, to each size that it may have had.
+    """
+    size, most = 16, max(1024, _MOST_OF_A_TABLE * len(order))
+    members.clear()
+    members.update(order)
+    while list(members) != order and size <= most:
+        members.clear()
+        members.update(order)
+        new = (number for number in range(size) if number not in members)
+        others = set(itertools.islice(new, max(size // 4 - len(order), 0)))
+        members.update(others)
+        members.difference_update(others)
+        size *= 2
 
 
 def _deque(maxlen: Any, items: list[Any]) -> Any:
