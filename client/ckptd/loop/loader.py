@@ -52,8 +52,8 @@ class ResumableLoader:
     Going on fetches nothing again ("skip"), or loads the dataset's own state ("load"), or fetches the batches
     before the position once more ("refetch"): `resumes_by` says which and why. Refetched is with an iterable
     dataset (unless it has a `state_dict` and there are no workers), when fetching changes something in the dataset that
-    isn't recorded, and with a DataLoader subclass that has its own `__iter__`. Where that is known from the outset and there are no workers
-    (or that `__iter__`), the fetches draw from global generators of their own, as in a worker: they begin
+    isn't recorded, and with a DataLoader subclass that has its own `__iter__`. Where that is known from the outset
+    and there are no workers (or that `__iter__`), the fetches draw from global generators of their own, as in a worker: they begin
     each pass where the global ones decide, and no longer move those of the training loop. A sampler that draws on
     the way draws from its own from its second step on, whatever else draws from the same generators. Call `set_epoch` of a
     DistributedSampler as always, before the loop.
@@ -262,7 +262,8 @@ class ResumableLoader:
         """Take over a position; the next iterator goes on from it. Own generators and counters are set at once.
 
         Warns:
-            CheckpointWarning: Another number of workers, or `persistent_workers` switched: random draws will be others. Or epochs before changed
+            CheckpointWarning: Another number of workers, or `persistent_workers` switched: random draws
+                will be others. Or epochs before changed
                 something, named, that isn't recorded; or fetching did so in this process, where it stays.
 
         Raises:
