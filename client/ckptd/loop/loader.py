@@ -53,8 +53,8 @@ class ResumableLoader:
     before the position once more ("refetch"): `resumes_by` says which and why. Refetched is with an iterable
     dataset (unless it has a `state_dict` and there are no workers), when fetching changes something in the dataset that
     isn't recorded, and with a DataLoader subclass that has its own `__iter__`. Where that is known from the outset
-    and there are no workers (or that `__iter__`), the fetches draw from global generators of their own, as in a worker: they begin
-    each pass where the global ones decide, and no longer move those of the training loop. A sampler that draws on
+    and there are no workers (or that `__iter__`), the fetches draw from global generators of their own, as in a
+    worker: they begin each pass where the global ones decide, and no longer move those of the training loop. A sampler that draws on
     the way draws from its own from its second step on, whatever else draws from the same generators. Call `set_epoch` of a
     DistributedSampler as always, before the loop.
 
