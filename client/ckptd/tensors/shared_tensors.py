@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from ckptd.tensors.optim_placing import rebuild
 from ckptd.tensors.optim_storable import place
 from ckptd.tensors.tied_values import same_bits
+
+_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class SharedTensors:
@@ -77,9 +79,10 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         if value.layout is torch.strided and value.numel() and not value.is_meta:
             yield value
-    else:
-        for item in _items(value).values():
-            yield from _tensors(item)
+    elif isinstance(value, (Mapping, list, tuple, deque)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            if type(item) not in _SCALARS:  # a history of losses is long
+                yield from _tensors(item)
 
 
 def _pairs(stored: Any, live: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
