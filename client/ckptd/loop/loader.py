@@ -43,9 +43,10 @@ class ResumableLoader:
     Recorded besides the global generators of Python, NumPy and torch, in the main process and in each worker: of
     dataset, collate_fn, samplers and what they hold (transforms, wrapped datasets, closures) every
     torch.Generator, NumPy Generator or RandomState and random.Random; every plain attribute (number, text,
-    None) that is no longer what it was when the loader was wrapped; and what `state_dict` gives. Not
+    None) that is no longer what it was when the loader was wrapped; what `state_dict` gives; and of samplers
+    containers of plain values (lists, queues, dicts, sets, arrays, CPU tensors) that changed, up to 64 MiB. Not
     recorded: generators that are globals of a module, what was put there after wrapping, numbers of the system
-    (attributes named fd, pid), and what lies in other attributes (lists, arrays). That such a one changed is
+    (attributes named fd, pid), and what lies in other attributes (a dataset's lists and arrays). That such a one changed is
     seen, and makes a resume fetch again or warn; not seen are changes deep in large containers, in arrays over 1 KiB
     in place, through `.data` or `.numpy()`, in iterators, `array.array`, shared memory and files.
 
