@@ -179,10 +179,10 @@ MISFITS: dict[str, Any] = {
         "model": nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).double()
     },
     r"state\['ema'\] is not in the checkpoint": {"ema": Counters()},
-    r"state\['n'\]\['new'\] is not in the checkpoint": {"n": {"k": 1, "new": 2}},
+    r"state\['n'\]\['new'\] is not in the checkpoint": {"n": {"k": 1, "new": torch.ones(1)}},
     r"state\['n'\] is builtins.dict in the checkpoint, builtins.list in the live": {"n": [1]},
     r"state\['n'\]\['k'\] is builtins.int in the checkpoint, a tensor in the live": {
-        "n": {"k": torch.ones(1)}
+        "n": {"k": torch.ones(2)}
     },
     r"state\['n'\] is builtins.dict in the checkpoint, .*Generator": {"n": torch.Generator()},
     r"state\['model'\] is": {"model": torch.ones(1)},

@@ -90,12 +90,18 @@ def test_a_longer_deque_of_tensors_takes_the_stored_ones_for_those_it_lacks(tmp_
     assert live[0] is first and same(list(live), [torch.ones(2), torch.ones(3)])
 
 
-def test_what_a_shorter_stored_deque_lacks_is_said_as_for_a_list(tmp_path: Path) -> None:
-    live = deque([torch.zeros(2), torch.zeros(2)])
-    loaded = through_disk(tmp_path, {"d": deque([torch.ones(2)])})
+def test_what_a_shorter_stored_deque_lacks_is_gone_unless_there_are_objects_in_it(tmp_path: Path) -> None:
+    live = deque([first := torch.zeros(2), torch.zeros(2)])
+    apply_state({"d": live}, through_disk(tmp_path, {"d": deque([torch.ones(2)])}))
+    assert len(live) == 1 and live[0] is first and same(first, torch.ones(2))
+    meters = deque([Meter(1.0), Meter(2.0)])
+    loaded = through_disk(tmp_path, {"d": deque([Meter(3.0)])})
     with pytest.raises(StateMismatch, match=r"state\['d'\]\[1\] is not in the checkpoint"):
-        apply_state({"d": live}, loaded)
-    assert same(list(live), [torch.zeros(2), torch.zeros(2)])
+        apply_state({"d": meters}, loaded)
+    assert [meter.total for meter in meters] == [1.0, 2.0]
+    report = apply_state({"d": meters}, loaded, strict=False)
+    assert report.missing == ["state['d'][1]"]
+    assert [meter.total for meter in meters] == [3.0, 2.0]
 
 
 def test_another_maxlen_is_the_stored_one_and_the_items_are_in_place_still(tmp_path: Path) -> None:

@@ -52,7 +52,18 @@ def restore(live: Any, stored: Any, **options: Any) -> Any:
 OTHERS: dict[str, tuple[Any, Any, str]] = {
     "array, other shape": (np.zeros(3), np.ones(4), r"has shape \[4\], live \[3\]"),
     "array, other dtype": (np.zeros(3), np.ones(3, np.float32), "is float32, live float64"),
-    "array, None": (np.zeros(3), None, "is builtins.NoneType in the checkpoint, numpy.ndarray in the live"),
+    "generator, None": (np.random.default_rng(1), None, "is builtins.NoneType in the checkpoint, .*PCG64"),
+    "list with a generator, None": (
+        [np.random.default_rng(1)],
+        None,
+        "is builtins.NoneType in the checkpoint",
+    ),
+    "tensor, number": (torch.zeros(2), 1, "is builtins.int in the checkpoint, a tensor in the live state"),
+    "tensor, another dtype": (
+        torch.zeros(1, dtype=torch.int64),
+        torch.ones(1),
+        "is torch.float32, live torch.int64",
+    ),
     "array, text": (np.zeros(3), "x", "is builtins.str in the checkpoint, numpy.ndarray in the live"),
     "array, tensor": (np.zeros(1), torch.ones(1), ".*numpy.ndarray in the live"),
     "tuple, int": ((1, 2), 3, "is builtins.int in the checkpoint, builtins.tuple in the live"),
@@ -95,6 +106,13 @@ LIKES: dict[str, tuple[Any, Any]] = {
     "None, dict": (None, {"a": [1]}),
     "None, module's state": (None, nn.Linear(1, 1).state_dict()),
     "number, None": (0.3, None),
+    "tensor, None": (torch.ones(2), None),
+    "array, None": (np.ones(2), None),
+    "list, None": ([torch.ones(1)], None),
+    "set, None": ({1}, None),
+    "dataclass, None": (Progress(), None),
+    "module's state, None": (dict(nn.Linear(1, 1).state_dict()), None),
+    "None, list": (None, [torch.ones(1)]),
     "text, None": ("a", None),
     "tuple, None": ((1,), None),
     "dtype, None": (torch.float32, None),
@@ -130,6 +148,12 @@ def test_not_strict_leaves_an_array_of_another_shape_alone_and_takes_other_kinds
     assert report.reshaped == ["state['a']"]
     assert state.pop("a") is array and array.tolist() == [0, 0, 0]
     assert same(state, {name: stored[name] for name in state})
+
+
+def test_an_object_that_was_none_is_refused_before_it_is_given_none(tmp_path: Path) -> None:
+    for live in (Counters(4), linear(), [Counters(4)]):
+        with pytest.raises(StateMismatch, match=r"state\['ema'\] is builtins.NoneType in the checkpoint"):
+            apply_state({"ema": live}, through_disk(tmp_path, {"ema": None}))
 
 
 def test_a_tuple_of_tensors_and_of_another_length_is_said_by_its_lengths() -> None:

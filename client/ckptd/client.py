@@ -202,6 +202,9 @@ class Client:
         them. Random generators are set last and never change device; a CUDA device whose state the
         checkpoint lacks keeps its own, and one this host lacks is skipped, both with a warning.
 
+        A checkpoint of a snapshot that this client took, or of a later step than one it took or restored, is a rollback:
+        plain data takes the stored structure altogether, so that whatever training has made since is gone.
+
         Args:
             state: As for snapshot(). Restored in place.
             step: Restore the checkpoint of this step.
@@ -231,9 +234,9 @@ class Client:
             self._await_earlier()
             resumed = restore(
                 self._root, self._run, state, run_id=self._writer.run_id,
-                step=step, source=source, only=only, strict=strict,
+                step=step, source=source, only=only, strict=strict, known_from=self._recorder.known_from,
             )  # fmt: skip
-            self._recorder.go_on_from(resumed)
+            self._recorder.go_on_from(resumed, fits=strict and only is None)
             # Without a daemon now the state is restored all the same; saving will look for one again.
             with contextlib.suppress(NoDaemon, TimedOut):
                 self._recorder.reserve(state)

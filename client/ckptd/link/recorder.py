@@ -37,6 +37,10 @@ class Recorder:
         options: The client's settings.
         writer: Where snapshots go.
         failures: Where skipped ones are entered.
+
+    Attributes:
+        known_from: The first step whose snapshot was taken here, or whose checkpoint was restored here and fitted whole.
+            None before. The state is known from there on: what it has more than such a checkpoint was made since.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Recorder:
         self._began = self._last_at = time.monotonic()
         self._last_step: int | None = None
         self._knows_last = self._said_gradients = False
+        self.known_from: int | None = None
 
     def reserve(self, state: Mapping[Any, Any], at_least: int = 0) -> None:
         """Have memory for snapshots of `state`, what training adds to it foreseen; see Client.reserve."""
@@ -65,6 +70,7 @@ class Recorder:
     def take(self, step: int, state: Mapping[Any, Any], metrics: dict[str, float]) -> Ticket:
         """Take one snapshot; see Client.snapshot. When no slot came free its ticket says skipped."""
         captured = capture(state)
+        self._know(step)
         # A number is never used twice, whatever happens below: (client, snapshot) names one snapshot for
         # ever.
         self._count += 1
@@ -89,12 +95,17 @@ class Recorder:
         cadence = self._options.cadence or DEFAULT_CADENCE
         return cadence.due(step, last_step=self._last_step, since_s=time.monotonic() - self._last_at)
 
-    def go_on_from(self, resumed: Resumed | None) -> None:
+    def _know(self, step: int) -> None:
+        self.known_from = step if self.known_from is None else min(step, self.known_from)
+
+    def go_on_from(self, resumed: Resumed | None, *, fits: bool) -> None:
         """Later snapshots follow the checkpoint that was restored (None: the run's head).
 
         One that isn't of this run (it has no sequence) began elsewhere: the line and the run's seconds begin here,
-        and for the cadence nothing of the run is saved yet.
+        and for the cadence nothing of the run is saved yet. fits: it was compared whole with the state.
         """
+        if resumed is not None and resumed.sequence is not None and fits:
+            self._know(resumed.step)
         self._base_sequence = resumed.sequence if resumed is not None else None
         self._base_snapshot = self._count
         self._begins_line = resumed is not None and resumed.sequence is None

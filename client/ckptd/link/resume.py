@@ -48,6 +48,7 @@ class Resumed:
         unused: Key paths that are in the checkpoint and not in the live state; they were ignored.
         reshaped: Key paths of tensors that have another shape in the checkpoint; they keep their values.
         not_asked: Names of the components that the checkpoint has and `only` left out.
+        dropped: Key paths of entries of live dicts that the checkpoint lacks: they were removed.
         tolerated: With `strict=False`: parameter groups and classes of optimizers that differ, each with its key path, in
             words: how they differ, and whose settings each group has now.
         sequence: The checkpoint's commit counter; None when it isn't one of this run.
@@ -65,6 +66,7 @@ class Resumed:
     tolerated: tuple[str, ...] = ()
     sequence: int | None = None
     run_seconds: float = 0.0
+    dropped: tuple[str, ...] = ()
 
     @property
     def next_step(self) -> int:
@@ -74,20 +76,28 @@ class Resumed:
 
 def restore(
     root: Root, run: str, state: MutableMapping[Any, Any], *, run_id: str, step: int | None,
-    source: str | os.PathLike[str] | None, only: Collection[str] | None, strict: bool,
+    source: str | os.PathLike[str] | None, only: Collection[str] | None, strict: bool, known_from: int | None = None,
 ) -> Resumed | None:  # fmt: skip
-    """Restore the checkpoint at `source`, of `step`, or the newest on the line; see Client.restore."""
+    """Restore the checkpoint at `source`, of `step`, or the newest on the line; see Client.restore.
+
+    known_from is the first step whose checkpoint the caller took or restored itself: from there on, a restore is a
+    rollback of the same state. None: there is none.
+    """
     if source is not None and step is not None:
         raise InvalidArgument("step and source exclude each other", where="restore", todo="give one of them")
     with normal_tensors():  # what is loaded becomes the live state's
         if source is None:
-            return _restore_run(root, run, state, run_id=run_id, step=step, only=only, strict=strict)
-        return _restore_from(source, root, run, state, run_id=run_id, only=only, strict=strict)
+            return _restore_run(
+                root, run, state, run_id=run_id, step=step, only=only, strict=strict, known_from=known_from
+            )
+        return _restore_from(
+            source, root, run, state, run_id=run_id, only=only, strict=strict, known_from=known_from
+        )
 
 
 def _restore_run(
     root: Root, run: str, state: MutableMapping[Any, Any], *,
-    run_id: str, step: int | None = None, only: Collection[str] | None = None, strict: bool = True,
+    run_id: str, step: int | None, only: Collection[str] | None, strict: bool, known_from: int | None,
 ) -> Resumed | None:  # fmt: skip
     """Restore the newest whole checkpoint on the run's line, or the newest whole one of `step`:
     of those on the line, or of the abandoned ones when the line has none of this step.
@@ -111,7 +121,8 @@ def _restore_run(
             found = search.first_whole(chosen)
             if found is not None:
                 entry, loaded = found
-                return _apply(state, loaded, entry.path, run_id, only, strict, tuple(search.passed.values()))
+                passed = tuple(search.passed.values())
+                return _apply(state, loaded, entry.path, run_id, only, strict, known_from, passed)
             if step is None and not search.passed:
                 return None
             raise search.failure(run_dir)
@@ -168,7 +179,7 @@ def _of_line(series: Series) -> list[Entry]:
 
 def _restore_from(
     source: str | os.PathLike[str], root: Root, run: str, state: MutableMapping[Any, Any], *,
-    run_id: str, only: Collection[str] | None = None, strict: bool = True,
+    run_id: str, only: Collection[str] | None, strict: bool, known_from: int | None,
 ) -> Resumed:  # fmt: skip
     """Restore exactly the checkpoint at a path: a folder of any run, or a file of format v1.
 
@@ -181,7 +192,7 @@ def _restore_from(
     index = loaded.index
     if index is not None and index.run_id == run_id and _went_another_way(root, run, index):
         run_id = ""
-    return _apply(state, loaded, path, run_id, only, strict, ())
+    return _apply(state, loaded, path, run_id, only, strict, known_from, ())
 
 
 def _went_another_way(root: Root, run: str, index: CheckpointIndex) -> bool:
@@ -201,11 +212,14 @@ def _load(entry: Entry, only: Collection[str] | None) -> Loaded:
 
 def _apply(
     state: MutableMapping[Any, Any], loaded: Loaded, path: Path, run_id: str,
-    only: Collection[str] | None, strict: bool, passed: tuple[PassedOver, ...],
+    only: Collection[str] | None, strict: bool, known_from: int | None, passed: tuple[PassedOver, ...],
 ) -> Resumed:  # fmt: skip
-    report: RestoreReport = apply_state(state, loaded.components, strict=strict, only=only)
     index = loaded.index
     own = index is not None and index.run_id == run_id
+    rollback = own and known_from is not None and loaded.step >= known_from
+    report: RestoreReport = apply_state(state, loaded.components, strict=strict, only=only, rollback=rollback)
+    if report.dropped and not rollback:
+        _say_dropped(path, report.dropped)
     return Resumed(
         step=loaded.step,
         path=path,
@@ -213,10 +227,20 @@ def _apply(
         missing=tuple(report.missing),
         unused=tuple(report.unused),
         reshaped=tuple(report.reshaped),
+        dropped=tuple(report.dropped),
         not_asked=tuple(name for name in loaded.names if only is not None and name not in only),
         tolerated=tuple(report.tolerated),
         sequence=index.sequence if index is not None and own else None,
         run_seconds=index.run_seconds if index is not None and own else 0.0,
+    )
+
+
+def _say_dropped(path: Path, dropped: list[str]) -> None:
+    """Nothing tells a dict that shrank before the checkpoint from one that a newer script made larger."""
+    more = f" and {len(dropped) - 5} more" if len(dropped) > 5 else ""
+    warn(
+        f"{path.name} lacks {', '.join(dropped[:5])}{more}: removed from the live state, as a dict of data follows the "
+        "checkpoint; strict=False keeps such entries"
     )
 
 

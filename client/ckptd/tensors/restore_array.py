@@ -10,15 +10,24 @@ import torch
 
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.restore_findings import Findings, Target, Write
+from ckptd.tensors.restore_kinds import is_number
+from ckptd.tensors.restore_number import as_shaped
 
 
 def plan_array(found: Findings, live: numpy.ndarray, stored: Any, path: Path) -> Write:
     """The write of an array: in place where shape and dtype agree, whatever its layout.
 
-    One that is read-only is replaced; so is, with strict=False, one that was another dtype or no array.
+    One that is read-only is replaced; so is, with strict=False, one that was another dtype or no array. One of one
+    element takes a number that its dtype holds.
     """
+    if is_number(stored) and live.size == 1:
+        stored = as_shaped(found, live, stored, path)
+        if stored is None:
+            return lambda: live
     if not isinstance(stored, numpy.ndarray):
         return found.wrong_kind(live, stored, path) if found.strict else lambda: stored
+    if found.follows and (stored.shape, stored.dtype) != (live.shape, live.dtype):
+        return lambda: stored
     if stored.shape != live.shape:
         found.reshaped_at(path, live, stored)
         return lambda: live

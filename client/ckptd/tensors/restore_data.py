@@ -9,11 +9,11 @@ from itertools import islice
 from typing import Any, Final, TypeAlias
 
 import numpy
-import torch
 
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.generator_state import GENERATORS
+from ckptd.tensors.live_contents import IMMUTABLE_SCALARS, holds_live, holds_object, is_plain
 from ckptd.tensors.registered_restore import plan_fields
 from ckptd.tensors.registered_tags import fields_of
 from ckptd.tensors.restore_array import plan_array, plan_bytes
@@ -24,11 +24,16 @@ from ckptd.tensors.tags import is_namedtuple
 #: Plans what a container holds: (live, stored, path) → its write.
 Plan: TypeAlias = Callable[[Any, Any, Path], Write]
 
-IMMUTABLE_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_IF_MADE_SINCE: Final = " (if it was made since: remove it before the restore; strict=False keeps it)"
 
 
 def plan_data(found: Findings, plan: Plan, live: Any, stored: Any, path: Path) -> Write:
-    """The write that brings a live container to the stored one; its kind stays the live one's."""
+    """The write that brings a live container to the stored one; its kind stays the live one's.
+
+    Where the stored structure is followed, what was another kind is replaced; so is what stands for None.
+    """
+    if (stored is None or (found.follows and not _is_like(live, stored))) and not holds_object(live):
+        return _constant(stored)
     if fields_of(live) is not None:
         return plan_fields(live, stored, path, plan) or found.wrong_kind(live, stored, path)
     if isinstance(live, MutableMapping):
@@ -60,9 +65,7 @@ def is_written_in_place(value: Any) -> bool:
 def _dict(found: Findings, plan: Plan, live: MutableMapping[Any, Any], stored: Any, path: Path) -> Write:
     if not isinstance(stored, Mapping):
         return found.wrong_kind(live, stored, path)
-    kept = [key for key in live if key not in stored]
-    for key in kept:
-        found.missing_at((*path, key))
+    kept = [key for key in live if key not in stored and _is_kept(found, live[key], (*path, key))]
     writes = {key: plan(live[key], value, (*path, key)) for key, value in stored.items() if key in live}
     writes = {key: writes.get(key) or _constant(value) for key, value in stored.items()}
     for key in _objects_not_live(live.values(), {key: stored[key] for key in stored if key not in live}):
@@ -77,6 +80,19 @@ def _dict(found: Findings, plan: Plan, live: MutableMapping[Any, Any], stored: A
         return live
 
     return write
+
+
+def _is_kept(found: Findings, value: Any, path: Path) -> bool:
+    """Whether a dict's entry that the checkpoint lacks stays; else it was made since, and goes.
+
+    A tensor may be what new code has and no checkpoint knew, so it stays, which is said or refused. Where the stored
+    structure is followed it can't be that.
+    """
+    if found.strict and (is_plain(value) or (found.follows and not holds_object(value))):
+        found.dropped_at(path)
+        return False
+    found.missing_at(path, "" if holds_object(value) else _IF_MADE_SINCE)
+    return True
 
 
 def _list(found: Findings, plan: Plan, live: list[Any], stored: Any, path: Path) -> Write:
@@ -113,18 +129,20 @@ def _items(
     """A write for each stored item, by position; None where all are taken as they are stored."""
     if IMMUTABLE_SCALARS.issuperset(map(type, live)):
         return [_constant(value) for value in stored] if len(stored) < 64 else None
-    for index in range(len(stored), len(live)):
-        if holds_live(live[index]):
-            found.missing_at((*path, index))
-    writes = [
-        plan(item, value, (*path, index))
-        for index, (item, value) in enumerate(zip(live, stored, strict=False))
-    ]
+    objects = any(map(holds_object, live))
+    kept = [i for i in range(len(stored), len(live)) if objects and holds_live(live[i])]
+    for index in kept:
+        found.missing_at((*path, index))
+    with found.following(len(stored) != len(live) and not objects):  # then it is a history, not a fixed set
+        writes = [
+            plan(item, value, (*path, index))
+            for index, (item, value) in enumerate(zip(live, stored, strict=False))
+        ]
     more = dict(enumerate(islice(stored, len(live), None), len(live)))
     for index in _objects_not_live(live, more):
         found.unused_at((*path, index))
         del more[index]
-    return writes + [_constant(value) for value in more.values()]
+    return writes + [_constant(value) for value in (*more.values(), *(live[index] for index in kept))]
 
 
 def _objects_not_live(live: Iterable[Any], more: Mapping[Any, Any]) -> list[Any]:
@@ -138,6 +156,8 @@ def _tuple(found: Findings, plan: Plan, live: tuple[Any, ...], stored: Any, path
         return _replaced_tuple(found, live, stored, path)
     if not isinstance(stored, tuple) or not same_kind(live, stored):
         return found.wrong_kind(live, stored, path)
+    if len(stored) != len(live) and found.follows and not holds_object(live):
+        return _replaced_tuple(found, live, stored, path)
     if len(stored) != len(live):
         found.problem(path, f"has {len(stored)} items in the checkpoint, {len(live)} in the live state")
         return _constant(live)
@@ -168,18 +188,8 @@ def _set(found: Findings, live: set[Any], stored: Any, path: Path) -> Write:
     return write
 
 
-def holds_live(value: Any, depth: int = 0) -> bool:
-    """Whether something in value is restored in place: a tensor, module, generator or other object."""
-    if isinstance(
-        value, (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, *GENERATORS)
-    ) or has_state_dict(value):
-        return True
-    if depth >= 100:
-        return False
-    if isinstance(value, (list, tuple, deque)):
-        return any(holds_live(item, depth + 1) for item in value)
-    items = value if isinstance(value, Mapping) else fields_of(value) or {}
-    return any(holds_live(item, depth + 1) for item in items.values())
+def _is_like(live: Any, stored: Any) -> bool:
+    return type(stored) is type(live) or (isinstance(live, tuple) and same_kind(live, stored))
 
 
 def _constant(value: Any) -> Write:

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,13 +24,18 @@ Write: TypeAlias = Callable[[], Any]
 Shaped: TypeAlias = torch.Tensor | numpy.ndarray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A live tensor that will be written, and what with."""
+    """A live tensor that will be written, and what with.
+
+    Attributes:
+        set_apart: Has what holds it get a tensor of its own instead; None where that can't be: it is an object's.
+    """
 
     path: Path
     live: torch.Tensor
     stored: torch.Tensor
+    set_apart: Callable[[], None] | None = None
 
 
 class Findings:
@@ -37,26 +43,39 @@ class Findings:
 
     Args:
         strict: Whether names without counterpart, and other shapes in a module, refuse the restore.
+        follows: Whether plain data takes the stored structure altogether, as in a rollback: what has grown since goes,
+            what has changed its kind, shape or dtype is replaced. Objects are compared all the same.
 
     Attributes:
         problems: What refuses the restore, each with its key path.
         missing: Key paths live but not stored, tolerated.
         unused: Key paths stored but not live, tolerated.
         reshaped: Key paths of tensors whose shapes differ, tolerated: they keep their values.
+        dropped: Key paths of live dicts' entries that the checkpoint lacks and that will be removed.
         tolerated: Parameter groups and classes of optimizers that differ, tolerated; each with its key path, in words.
         warnings: What to say once nothing refuses the restore.
         targets: The tensors that will be written in place.
     """
 
-    def __init__(self, *, strict: bool) -> None:
-        self.strict = strict
+    def __init__(self, *, strict: bool, follows: bool = False) -> None:
+        self.strict, self.follows = strict, follows
         self.problems: list[str] = []
         self.missing: list[str] = []
         self.unused: list[str] = []
         self.reshaped: list[str] = []
+        self.dropped: list[str] = []
         self.tolerated: list[str] = []
         self.warnings: list[str] = []
         self.targets: list[Target] = []
+
+    @contextmanager
+    def following(self, follows: bool) -> Iterator[None]:
+        """What is planned meanwhile takes the stored structure, if follows says so."""
+        before, self.follows = self.follows, self.follows or follows
+        try:
+            yield
+        finally:
+            self.follows = before
 
     def raise_problems(self) -> None:
         """Raise StateMismatch with all of them in `faults`, when there are any."""
@@ -86,8 +105,11 @@ class Findings:
         self.problem(path, f"is {kind_of(stored)} in the checkpoint, {kind_of(live)} in the live state")
         return lambda: live
 
-    def missing_at(self, path: Path) -> None:
-        self._tolerate(self.missing, path, "is not in the checkpoint")
+    def missing_at(self, path: Path, advice: str = "") -> None:
+        self._tolerate(self.missing, path, f"is not in the checkpoint{advice}")
+
+    def dropped_at(self, path: Path) -> None:
+        self.dropped.append(keypath.show(path))
 
     def unused_at(self, path: Path) -> None:
         self._tolerate(self.unused, path, "is in the checkpoint, not in the live state")

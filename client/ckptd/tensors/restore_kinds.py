@@ -20,7 +20,7 @@ from ckptd.tensors.tags import is_namedtuple
 
 def plan_replaced(found: Findings, live: Any, stored: Any, path: Path) -> Write:
     """The write of a value that is set in what holds it; another kind is refused when strict, else taken over."""
-    if found.strict and not same_kind(live, stored):
+    if found.strict and not found.follows and not same_kind(live, stored):
         return found.wrong_kind(live, stored, path)
     return lambda: stored
 
@@ -36,15 +36,16 @@ def same_kind(live: Any, stored: Any) -> bool:
         return True
     if isinstance(live, enum.Enum):
         return type(stored) is type(live)
-    if _is_number(live):
-        return _is_number(stored) or _is_one_element(stored)
+    if is_number(live):
+        return is_number(stored) or _is_one_element(stored)
     for kind in (str, bytes, tuple):
         if isinstance(live, kind):
             return isinstance(stored, kind) and _same_fields(live, stored)
     return type(stored) is type(live)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether value is a number of Python or NumPy; a bool is one too."""
     return isinstance(value, (bool, int, float, complex, numpy.number, numpy.bool_))
 
 

@@ -14,20 +14,21 @@ from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.generator_state import GENERATORS, kind_of, set_generator, skip_generator
+from ckptd.tensors.live_contents import IMMUTABLE_SCALARS, holds_object
 from ckptd.tensors.object_faults import object_faults
 from ckptd.tensors.optim import held_optimizer, is_torch_form, name_parameters
 from ckptd.tensors.optim_names import by_live_names
 from ckptd.tensors.optim_plan import OptimizerPlan
 from ckptd.tensors.optim_restore import has_own_load, match_optimizer
 from ckptd.tensors.registered_tags import Unbuilt
-from ckptd.tensors.restore_data import IMMUTABLE_SCALARS, is_written_in_place, plan_data
+from ckptd.tensors.restore_data import is_written_in_place, plan_data
 from ckptd.tensors.restore_findings import Findings, Write
 from ckptd.tensors.restore_kinds import plan_replaced
 from ckptd.tensors.restore_module import has_own_form, own_form_for, plan_module
 from ckptd.tensors.restore_tensor import plan_tensor
 from ckptd.tensors.shared_tensors import SharedTensors
 from ckptd.tensors.tag_reader import GeneratorElsewhere
-from ckptd.tensors.tied_values import same_stored, tie_faults
+from ckptd.tensors.tied_values import same_stored, settle_ties
 
 
 class Planner:
@@ -37,8 +38,8 @@ class Planner:
         found: What was found on the way.
     """
 
-    def __init__(self, state: Mapping[Any, Any], *, strict: bool) -> None:
-        self.found = Findings(strict=strict)
+    def __init__(self, state: Mapping[Any, Any], *, strict: bool, rollback: bool = False) -> None:
+        self.found = Findings(strict=strict, follows=rollback)
         self._state = state
         self._names: Mapping[int, str] | None = None
         self._met: dict[int, tuple[Any, Any, Path]] = {}
@@ -58,8 +59,13 @@ class Planner:
 
     def raise_problems(self) -> None:
         """Raise StateMismatch when anything that was planned can't be done, or would come out wrong."""
-        for path, fault in tie_faults(self.found.targets):
+        ties = settle_ties(self.found.targets)
+        for path, fault in ties.faults:
             self.found.problem(path, fault)
+        for target in ties.apart:
+            if target.set_apart is not None:
+                target.set_apart()
+            self.found.targets.remove(target)
         self.found.raise_problems()
         for plan, where in self._optimizers:
             plan.warn_of_rounding(where)
@@ -79,7 +85,8 @@ class Planner:
             return plan_replaced(self.found, live, stored, path)
         if isinstance(live, torch.Tensor):
             return plan_tensor(self.found, live, stored, path)
-        self._meet(live, stored, path)
+        if (where := self._met_elsewhere(live, stored, path)) is not None:
+            return self._second_value(live, stored, path, where)
         if isinstance(live, GENERATORS):
             return self._generator(live, stored, path)
         if not has_state_dict(live):
@@ -91,15 +98,21 @@ class Planner:
             return self._optimizer(live, stored, path)
         return self._object(live, stored, path)
 
-    def _meet(self, live: Any, stored: Any, path: Path) -> None:
-        """One object at two places can't come to two values."""
+    def _met_elsewhere(self, live: Any, stored: Any, path: Path) -> Path | None:
+        """Where live stands already, and is to come to another value than here."""
         if not is_written_in_place(live):
-            return
+            return None
         _, first, where = self._met.setdefault(id(live), (live, stored, path))
-        if where != path and not same_stored(first, stored):
-            self.found.problem(
-                path, f"is the same object as {keypath.show(where)} in the live state, not in the checkpoint"
-            )
+        return where if where != path and not same_stored(first, stored) else None
+
+    def _second_value(self, live: Any, stored: Any, path: Path, where: Path) -> Write:
+        """Plain data becomes two; an object can't."""
+        if not holds_object(live):
+            return plan_replaced(self.found, live, stored, path)
+        self.found.problem(
+            path, f"is the same object as {keypath.show(where)} in the live state, not in the checkpoint"
+        )
+        return lambda: live
 
     def _ask(self, live: Any, stored: Any, path: Path) -> None:
         """Have the object say beforehand whether it would take the stored state."""
@@ -151,6 +164,8 @@ class Planner:
         for where, fault in faults:
             self.found.problem(where, fault)
         judges = callable(getattr(live, "check_state_dict", None))  # whether empty is right: Gradients may be
+        if stored is None and not judges and live.state_dict() is not None:  # there was none then
+            return self.found.wrong_kind(live, stored, path)
         if not (faults or judges) and isinstance(stored, Mapping) and not stored and live.state_dict():
             self.found.problem(
                 path,

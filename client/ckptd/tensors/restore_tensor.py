@@ -11,6 +11,8 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.generator_state import kind_of
 from ckptd.tensors.restore_findings import Findings, Target, Write
+from ckptd.tensors.restore_kinds import is_number
+from ckptd.tensors.restore_number import as_shaped
 from ckptd.tensors.torch_support import BITS_BY_ITEMSIZE
 
 
@@ -18,22 +20,44 @@ def plan_tensor(found: Findings, live: torch.Tensor, stored: Any, path: Path) ->
     """The write of a tensor that isn't a module's: in place where it fits bit for bit.
 
     One that can't be written in place (another dtype with strict=False, expanded, an inference tensor) is replaced.
+    One of one element takes a number that its dtype holds; None stands for every tensor.
     """
-    if stored is None and not found.strict:
-        return lambda: None
+    if stored is None or (found.follows and not _is_like(live, stored)):
+        return lambda: stored
+    if is_number(stored) and live.numel() == 1 and not isinstance(live, UninitializedTensorMixin):
+        stored = as_shaped(found, live, stored, path)
+        if stored is None:
+            return lambda: live
     if not fits_shape(found, live, stored, path):
         return lambda: live
     if live.dtype != stored.dtype or why_unwritable(live):
         return lambda: stored
-    found.targets.append(Target(path, live, stored))
+    write = _TensorWrite(live, stored)
+    found.targets.append(Target(path, live, stored, write.set_apart))
+    return write
 
-    def write() -> Any:
+
+class _TensorWrite:
+    """Copies stored into live; once it is set apart it gives stored itself instead, on live's device."""
+
+    def __init__(self, live: torch.Tensor, stored: torch.Tensor) -> None:
+        self._live, self._stored, self._apart = live, stored, False
+
+    def set_apart(self) -> None:
+        self._apart = True
+
+    def __call__(self) -> torch.Tensor:
+        live, stored = self._live, self._stored
+        if self._apart:
+            return stored.to(live.device)
         bits = BITS_BY_ITEMSIZE[live.itemsize]
         with torch.no_grad():
             live.detach().view(bits).copy_(stored.detach().view(bits))
         return live
 
-    return write
+
+def _is_like(live: torch.Tensor, stored: Any) -> bool:
+    return isinstance(stored, torch.Tensor) and (live.shape, live.dtype) == (stored.shape, stored.dtype)
 
 
 def plan_module_tensor(

@@ -34,6 +34,7 @@ class RestoreReport:
         not_asked: Names of the checkpoint's components that `only` left out.
         tolerated: Parameter groups and classes of optimizers that differ and were taken all the same, each with its
             key path, in words: how they differ, and whose settings each group has now.
+        dropped: Entries of live dicts that the checkpoint lacks, by full key path; they were removed.
     """
 
     missing: list[str] = field(default_factory=list)
@@ -41,6 +42,7 @@ class RestoreReport:
     reshaped: list[str] = field(default_factory=list)
     not_asked: list[str] = field(default_factory=list)
     tolerated: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
 
 
 def apply_state(
@@ -49,6 +51,7 @@ def apply_state(
     *,
     strict: bool = True,
     only: Collection[str] | None = None,
+    rollback: bool = False,
 ) -> RestoreReport:
     """Bring the live objects in state to what components hold.
 
@@ -59,15 +62,21 @@ def apply_state(
 
     The kind of a value must be the live one's:
 
+    - None goes with everything but objects, on both sides (a `best` that was None at first).
     - What is restored in place takes its like only: a dict takes a dict, a list a list, an array one of its shape and
-      dtype, an object what its own load_state_dict takes. Dicts and lists may have grown or shrunk, but not by
-      an object, for which there is none to restore.
-    - What is set in its container: None goes with everything on both sides (a `best` that was None at first), a number
+      dtype, an object what its own load_state_dict takes. A tensor or array of one element takes a number that
+      its dtype holds exactly.
+    - Dicts and lists may have grown or shrunk, but not by an object, for which there is none to restore. A list of data
+      has the stored length after, and one of another length what was stored in it. An entry of data that only the live
+      dict has is removed (`dropped`); a tensor or array may be what new code has, and is refused.
+    - What is set in its container: a number
       with every number (bool, int, float, complex, NumPy's, a tensor or array of one element), text with
       text, bytes with bytes, a tuple with a tuple of any length, a namedtuple with one of the same fields,
       and anything else (a dtype, a device, a range, an enum's member) with its own type.
-    - A live None takes anything. The items of a list that holds numbers, text and None alone are a history,
-      and aren't compared.
+    - The items of a list that holds numbers, text and None alone are a history, and aren't compared.
+
+    Plain data that stands at several places, or shares its tensors with others or with a module, becomes as many as were
+    stored; objects that do are refused where the stored values differ.
 
     Args:
         state: As for a snapshot.
@@ -77,6 +86,9 @@ def apply_state(
             set in its container, or stands for an array, as it was stored. Whatever
             an object refuses itself (`check_state_dict`, a scheduler of another class) is refused all the same.
         only: Restore just these components ("rng" is one); the others are left alone. None means all.
+        rollback: The checkpoint is known to be of this very state as it was earlier in this process. Then plain data takes
+            the stored structure altogether: entries and tensors made since are removed, what has changed its
+            kind, shape or dtype is replaced. Objects are compared as ever.
 
     Raises:
         StateMismatch: The checkpoint doesn't fit; `faults` lists what. The live state is untouched.
@@ -88,7 +100,7 @@ def apply_state(
             "the state is not a dict", where="state", seen=type(state).__name__, wanted="name → object"
         )
     with normal_tensors():
-        return _apply(state, components, strict=strict, only=only)
+        return _apply(state, components, strict=strict, only=only, rollback=rollback)
 
 
 def normal_tensors() -> AbstractContextManager[None]:
@@ -102,9 +114,10 @@ def _apply(
     *,
     strict: bool,
     only: Collection[str] | None,
+    rollback: bool,
 ) -> RestoreReport:
     names = _selected(state, components, only)
-    planner = Planner(state, strict=strict)
+    planner = Planner(state, strict=strict, rollback=rollback)
     found = planner.found
     writes = {name: planner.plan_component(name, components) for name in state if name in names}
     for name in components:
@@ -119,7 +132,9 @@ def _apply(
     _write(state, writes, set_rng, without_gradients(planner.planned))
     planner.retie()
     not_asked = [str(name) for name in components if name not in names]
-    return RestoreReport(found.missing, found.unused, found.reshaped, not_asked, found.tolerated)
+    return RestoreReport(
+        found.missing, found.unused, found.reshaped, not_asked, found.tolerated, found.dropped
+    )
 
 
 def _selected(

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy
@@ -20,24 +21,65 @@ from ckptd.tensors.tag_reader import GeneratorElsewhere
 _ALIGNMENT: Final = 16  # of the widest dtype
 
 
-def tie_faults(targets: Iterable[Target]) -> Iterator[tuple[Path, str]]:
-    """Key path and reason of each live tensor that would be overwritten by one it shares memory with.
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """What to do about live tensors that share memory.
 
-    Live tensors that are tied where the checkpoint has them apart are right only if their values are equal.
-    Each group is written into a copy of its memory, and every member is read back.
+    Attributes:
+        apart: Those that are to be set apart: the checkpoint has them by themselves.
+        faults: Key path and reason of each that would be overwritten by another, and can't be set apart.
     """
+
+    apart: list[Target] = field(default_factory=list)
+    faults: list[tuple[Path, str]] = field(default_factory=list)
+
+
+def settle_ties(targets: Sequence[Target]) -> Ties:
+    """Decide which live tensors stay tied.
+
+    Those of objects stay as they are, and are right only if their stored values agree: each group is written into a
+    copy of its memory, and every member is read back. One in plain data stays tied where the checkpoint ties
+    it to the same tensors, or is another view with values that agree.
+    """
+    ties = Ties()
+    order = {id(target): position for position, target in enumerate(targets)}
     for group in _overlapping(targets):
         first = group[0]
         if all(_same_tensor(one, first) for one in group) and not _may_overlap_itself(first.live):
             continue
-        for target in _overwritten(group):
-            other = next((one for one in group if one is not target), None)
-            where = "" if other is None else f" with {keypath.show(other.path)}"
-            yield (
-                target.path,
-                f"shares its memory{where or ' between its own elements'} in the live state, "
-                "and their values in the checkpoint differ",
-            )
+        apart = _apart(sorted(group, key=lambda target: (target.set_apart is not None, order[id(target)])))
+        ties.apart.extend(apart)
+        gone = set(map(id, apart))
+        ties.faults.extend(_faults([target for target in group if id(target) not in gone]))
+    return ties
+
+
+def _apart(group: Iterable[Target]) -> list[Target]:
+    """Those of plain data that don't go with what comes before them in the group."""
+    kept: list[Target] = []
+    apart: list[Target] = []
+    for target in group:
+        goes = target.set_apart is None or _goes_with(kept, target)
+        (kept if goes else apart).append(target)
+    return apart
+
+
+def _goes_with(kept: Iterable[Target], target: Target) -> bool:
+    for one in kept:
+        if _place(one.live) == _place(target.live):
+            return _place(one.stored) == _place(target.stored)
+    return not _overwritten([*kept, target]) or bool(_overwritten([target]))
+
+
+def _faults(group: list[Target]) -> Iterator[tuple[Path, str]]:
+    for target in _overwritten(group):
+        other = next((one for one in group if one is not target), None)
+        where = "" if other is None else f" with {keypath.show(other.path)}"
+        yield (
+            target.path,
+            f"shares its memory{where or ' between its own elements'} in the live state, "
+            "and their values in the checkpoint differ",
+        )
 
 
 def _may_overlap_itself(tensor: torch.Tensor) -> bool:

@@ -1,0 +1,45 @@
+# ruff: noqa: TID253
+"""What a live value holds, at any depth: objects, tensors and arrays, or plain data alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import numpy
+import torch
+
+from ckptd.tensors.capture import has_state_dict
+from ckptd.tensors.generator_state import GENERATORS
+from ckptd.tensors.registered_tags import items_below
+
+IMMUTABLE_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+_Is: TypeAlias = Callable[[Any], bool]
+
+
+def holds_object(value: Any) -> bool:
+    """Whether value is or holds an object with a state of its own, or a generator: what no checkpoint can make."""
+    return _holds(value, _is_object)
+
+
+def holds_live(value: Any) -> bool:
+    """Whether something in value is restored in place: a tensor, module, generator or other object."""
+    return _holds(value, lambda one: isinstance(one, torch.Tensor) or _is_object(one))
+
+
+def is_plain(value: Any) -> bool:
+    """Whether value is data alone: neither objects nor tensors nor arrays are in it."""
+    return not _holds(value, lambda one: isinstance(one, (torch.Tensor, numpy.ndarray)) or _is_object(one))
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, GENERATORS) or has_state_dict(value)
+
+
+def _holds(value: Any, is_one: _Is, depth: int = 0) -> bool:
+    if type(value) in IMMUTABLE_SCALARS:
+        return False
+    if is_one(value):
+        return True
+    return depth < 100 and any(_holds(item, is_one, depth + 1) for _, item in items_below(value))
