@@ -13,12 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import ckptd
 from ckptd.errors import StateMismatch
 from ckptd.tensors.optim import name_parameters, optimizer_to_plain
 from ckptd.tensors.optim_restore import match_optimizer
 from ckptd.tensors.restoring import RestoreReport, apply_state
+from ckptd_places import places
 from round_trip import same, through_disk
 from test_optim import Net, by_name, trained
+
+__all__ = ["places"]
 
 NAMES = [f"{layer}.{part}" for layer in "abc" for part in ("weight", "bias")]
 BY_NUMBER = "what else goes by a group's number, as a scheduler's rates do, doesn't follow the parameters"
@@ -258,6 +262,20 @@ def test_a_load_of_the_optimizers_own_gets_the_settings_by_name_too(tmp_path: Pa
     assert fresh.param_groups[1]["lr"] is not fresh.param_groups[2]["lr"]
     assert len(said(report)) == 5
     assert same({n: by_name(other, fresh)[n] for n in NAMES}, by_name(model, optimizer))
+
+
+def test_restore_returns_what_differs_in_the_groups(places: Path) -> None:
+    model, other = Net(), Net()
+    with ckptd.Client(places, daemon="off") as client:
+        client.snapshot(1, {"m": model, "o": grouped(model, [NAMES[:2], NAMES[2:]], [0.1, 0.2])})
+    with ckptd.Client(places, daemon="off") as client:
+        resumed = client.restore({"m": other, "o": grouped(other, [NAMES], [0.7])}, strict=False)
+    assert resumed is not None
+    assert resumed.tolerated == (
+        "state['o']: 2 parameter groups, the live optimizer has 1",
+        "state['o']: group 0 keeps its own settings (lr 0.7, in group 0 0.1, in group 1 0.2): its parameters are in the "
+        "checkpoint's groups 0 and 1",
+    )
 
 
 # --- any groups over any others ---------------------------------------------------------------------
