@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,10 +74,13 @@ class Sweep:
 
     def resumed(self, path: Path) -> Job:
         """A new process as far as the state can tell: other seeds, everything made anew, restored."""
-        seed(12345 + len(path.name))
+        return self._made_with(ckptd.load(path), 12345 + len(path.name))
+
+    def _made_with(self, state: Mapping[str, Any], number: int) -> Job:
+        seed(number)
         job = self.make()
         random.gauss(0, 1), np.random.standard_normal(3), torch.randn(3)
-        apply_state(job.state, ckptd.load(path))
+        apply_state(job.state, state)
         return job
 
     def check(self, *cuts: str) -> None:
@@ -106,6 +109,12 @@ class Sweep:
 
         job.run(end, after)
         return path
+
+    def shown_from(self, state: Mapping[str, Any]) -> list[str]:
+        """What each step shows of a run that goes on from a loaded state, whatever is in it."""
+        shown: list[str] = []
+        self._made_with(state, 99).run(str(self.steps), lambda where, what: shown.append(repr(what)))
+        return shown
 
     def _same(self, found: Shown, wanted: Shown, what: str) -> None:
         assert found == wanted, f"{what}: {differences(found, wanted)}"

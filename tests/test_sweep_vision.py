@@ -14,8 +14,9 @@ import torch
 
 import ckptd
 from ckptd_places import end_daemon, places
+from sweep_exchange import exchanged
 from sweep_process import imported, in_process, trainer
-from sweep_run import Sweep
+from sweep_run import Sweep, step_of
 from sweep_vision import BATCHES, VisionJob
 
 __all__ = ["places"]
@@ -95,6 +96,28 @@ def test_the_job_has_in_it_what_the_sweep_is_about(tmp_path: Path) -> None:
     assert {shown["optimizer.0.'lr'"] for shown in trace.values()} == {
         shown["optimizer.1.'lr'"] for shown in trace.values()
     }
+
+
+@pytest.mark.filterwarnings("ignore::ckptd.CheckpointWarning")
+@pytest.mark.parametrize("loading", ["no workers", "workers"])
+def test_another_state_of_any_one_generator_changes_what_the_run_shows(tmp_path: Path, loading: str) -> None:
+    """Each counts in what the job does; else the sweep would be as green without it in the checkpoint."""
+    whole, cut = sweep(tmp_path, loading, ckptd.Sharding()), "7"
+    wanted = [shown["shown"] for where, shown in whole.trace.items() if step_of(where) > 7]
+    assert whole.shown_from(ckptd.load(tmp_path / cut)) == wanted
+    # What only a resume that fetches again draws from, or the proof of one, isn't used here; nor is a GPU.
+    unused = ("rng.cuda", "loader.pass.start.", "loader.pass.first.", "loader.pass.proofs.")
+    order = "loader.pass.first.generators.generator.2"  # of the epoch's samples
+    every = exchanged(lambda: ckptd.load(tmp_path / cut))
+    used = {
+        where: whole.shown_from(state) != wanted
+        for where, state in every
+        if where == order or not where.startswith(unused)
+    }
+    assert {"rng.python", "rng.numpy", "rng.torch", "noise.numpy", "noise.torch", order} <= set(used)
+    workers = [path for path in used if path.startswith("loader.pass.workers.")]
+    assert len(workers) == (8 if loading == "workers" else 0)  # three global ones and the dataset's, of each
+    assert [path for path, changed in used.items() if not changed] == []
 
 
 def _weights(trace: dict[str, dict[str, str]]) -> list[tuple[str, str]]:
