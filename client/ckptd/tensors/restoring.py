@@ -83,7 +83,8 @@ def apply_state(
         components: As `ckptd.load` gives them. Their tensors become the live state's: use them once.
         strict: True refuses anything that has no counterpart, other shapes, dtypes and kinds. False reports the
             first two by key path and leaves them alone, converts dtypes where torch would, and takes what is
-            set in its container, or stands for an array, as it was stored. Whatever
+            set in its container, or stands for an array, as it was stored; settings of other parameter groups go by
+            the names of the parameters, and that is reported in words (`tolerated`). Whatever
             an object refuses itself (`check_state_dict`, a scheduler of another class) is refused all the same.
         only: Restore just these components ("rng" is one); the others are left alone. None means all.
         rollback: The checkpoint is known to be of this very state as it was earlier in this process. Then plain data takes
