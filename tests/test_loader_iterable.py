@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ckptd import ResumableLoader, capture_rng_state
-from loader_trace import BATCH, SAMPLES, Augmented, assert_exact, loader, position, resume, seed, train
+from loader_trace import BATCH, SAMPLES, Augmented, assert_exact, loader, plain, position, resume, seed, train
 
 
 class Stream(IterableDataset[Any]):
@@ -203,3 +203,35 @@ def test_torchs_count_of_samples_is_not_confused() -> None:
     running = loader(Sized(), batch=None, num_workers=2, persistent_workers=True)
     assert len(running) == SAMPLES
     assert len(list(running)) == SAMPLES
+
+
+class Announced(IterableDataset[int]):
+    """Its subclasses have to say more than that they are."""
+
+    def __init_subclass__(cls, *, name: str) -> None:
+        cls.name = name
+
+
+class OfAName(Announced, name="one"):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(4))
+
+
+@pytest.mark.slow
+def test_a_dataset_whose_class_wants_more_of_subclasses_is_iterated_in_workers() -> None:
+    running = loader(OfAName(), num_workers=1, persistent_workers=True)
+    assert [plain(list(running)) for _ in range(2)] == [[[0, 1, 2], [3]]] * 2
+
+
+class Around(IterableDataset[int]):
+    def __init__(self, inner: Any = None) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.inner or range(4))
+
+
+@pytest.mark.slow
+def test_a_dataset_around_another_of_its_class_is_iterated_in_workers() -> None:
+    running = loader(Around(Around()), num_workers=1, persistent_workers=True)
+    assert plain(list(running)) == [[0, 1, 2], [3]]

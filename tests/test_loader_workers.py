@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler, Subset
+from torch.utils.data import DataLoader, RandomSampler, Subset, get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ckptd import ResumableLoader
@@ -375,3 +375,11 @@ def test_two_iterators_at_once_are_two_passes() -> None:
     next(new)
     assert plain(next(old))[0] == plain(next(new))[0] == [3, 4, 5]
     assert (running.epoch, running.batch_in_epoch) == (1, 2)
+
+
+def appends(worker: int) -> None:
+    get_worker_info().dataset.append(worker)  # type: ignore[union-attr]
+
+
+def test_a_worker_init_fn_sees_a_list_as_with_a_bare_loader() -> None:
+    assert plain(list(loader([1, 2, 3], num_workers=1, worker_init_fn=appends))) == [[1, 2, 3]]

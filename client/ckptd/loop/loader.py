@@ -50,14 +50,14 @@ class ResumableLoader:
     seen, and makes a resume fetch again or warn; not seen are changes deep in large containers, in arrays over 1 KiB
     in place, through `.data` or `.numpy()`, in iterators, `array.array`, shared memory and files.
 
-    Going on fetches nothing again ("skip"), or loads the dataset's own state ("load"), or fetches the batches
-    before the position once more ("refetch"): `resumes_by` says which and why. Refetched is with an iterable
-    dataset (unless it has a `state_dict` and there are no workers), when fetching changes something in the dataset that
+    Going on fetches nothing again ("skip"), or loads the dataset's own state ("load"), or fetches the batches before
+    the position once more ("refetch"): `resumes_by` says which and why. Refetched is with an iterable dataset
+    (unless it has a `state_dict` and there are no workers), when fetching changes something in the dataset that
     isn't recorded, and with a DataLoader subclass that has its own `__iter__`. Where that is known from the outset
     and there are no workers (or that `__iter__`), the fetches draw from global generators of their own, as in a
-    worker: they begin each pass where the global ones decide, and no longer move those of the training loop. A sampler that draws on
-    the way draws from its own from its second step on, whatever else draws from the same generators. Call `set_epoch` of a
-    DistributedSampler as always, before the loop.
+    worker: they begin each pass where the global ones decide, and no longer move those of the training loop. A
+    sampler that draws on the way draws from its own from its second step on, whatever else draws from the same
+    generators. Call `set_epoch` of a DistributedSampler as always, before the loop.
 
     Args:
         loader: The DataLoader. Everything but iteration is passed on to it (`len`, `.dataset`, …). It isn't

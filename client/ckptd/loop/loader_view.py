@@ -16,7 +16,7 @@ from ckptd.loop.loader_memory import Memory, Record
 from ckptd.loop.loader_order import Beginning, Order
 from ckptd.loop.loader_pass import Pass
 from ckptd.loop.loader_way import Way, has_own_iter, is_iterable
-from ckptd.loop.loader_worker import Greeting, ShippingCollate, WorkerStart
+from ckptd.loop.loader_worker import Greeting, Indexed, ShippingCollate, WorkerStart
 
 
 class View:
@@ -48,7 +48,7 @@ class View:
         if way.how == "load":
             changes["dataset"] = self._observed = _Observed(loader.dataset)
         if self.reports and not hasattr(loader.dataset, "__dict__"):
-            changes["dataset"] = _Indexed(loader.dataset)  # a list, a tuple: in a worker it needs a hook
+            changes["dataset"] = Indexed(loader.dataset)  # a list, a tuple: in a worker it needs a hook
 
     def _put_order(self, changes: dict[str, Any], memory: Memory) -> None:
         batched = self._loader.batch_sampler is not None
@@ -119,16 +119,3 @@ def _noting(noted: Pass | None, samples: Iterator[Any]) -> Iterator[Any]:
     yield from samples
     if noted is not None:
         noted.exhausted = True
-
-
-class _Indexed:
-    """A dataset that takes attributes."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._dataset[index]
-
-    def __len__(self) -> int:
-        return len(self._dataset)

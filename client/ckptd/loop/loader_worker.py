@@ -32,6 +32,23 @@ class Greeting:
     """A task that asks a worker for its memory before it has fetched anything; it is answered with no batch."""
 
 
+class Indexed:
+    """A dataset that takes attributes, around one that doesn't: a list, a tuple."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._dataset[index]
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def show(self, info: Any) -> None:
+        """Let a worker's own see the dataset itself, as with any DataLoader."""
+        object.__setattr__(info, "dataset", self._dataset)  # an older one takes no attributes
+
+
 class Shipped(NamedTuple):
     """A batch on its way from a worker; a tuple with names, so that pin_memory reaches the batch inside.
 
@@ -77,10 +94,12 @@ class WorkerStart:
 
     def __call__(self, worker: int) -> None:
         threading.Thread(target=_end_with_the_parent, args=(os.getppid(),), daemon=True).start()
+        info: Any = get_worker_info()
+        dataset = info.dataset if info is not None else None
+        if isinstance(dataset, Indexed):
+            dataset.show(info)
         if self._init is not None:
             self._init(worker)
-        info = get_worker_info()
-        dataset = info.dataset if info is not None else None
         memory = Memory({"dataset": dataset, "collate_fn": self._collate})
         if self._memories is not None:
             memory.put(self._memories[worker])
@@ -90,7 +109,7 @@ class WorkerStart:
             opened=self._opened is not None and self._opened[worker]
         )  # fmt: skip
         if self._iterable:
-            dataset.__class__ = _greeted(type(dataset))
+            _greet(dataset)
         else:
             object.__setattr__(dataset, "__getitems__", _here.fetch)
 
@@ -224,16 +243,18 @@ def merge(memory: Record, news: Record) -> Record:
     return merged
 
 
-def _greeted(kind: type) -> type:
-    """A subclass whose iterators give a Greeting before their first sample."""
+def _greet(dataset: Any) -> None:
+    """Let its iterators give a Greeting before their first sample; its class is this process's own."""
+    kind: Any = type(dataset)
+    iterate = kind.__iter__
 
     def __iter__(self: Any) -> Iterator[Any]:
-        if _here is not None:
-            _here.begin()
-        return _Greeted(iter(kind.__iter__(self)))  # type: ignore[attr-defined]
+        if self is not dataset or _here is None:
+            return iter(iterate(self))
+        _here.begin()
+        return _Greeted(iter(iterate(self)))
 
-    names = {"__iter__": __iter__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    return type(kind.__name__, (kind,), names)
+    kind.__iter__ = __iter__
 
 
 class _Greeted(Iterator[Any]):
