@@ -19,6 +19,7 @@ from ckptd.tensors.restoring import apply_state
 from ckptd.tensors.tag_reader import GeneratorElsewhere
 from ckptd.tensors.tied_values import same_stored
 from round_trip import same, through_disk
+from test_restoring import Counters
 
 
 @ckptd.register_type
@@ -67,6 +68,14 @@ def test_an_immutable_value_at_two_names_may_become_two(kind: str, strict: bool,
     saved = {"last": then, "best": now, "deep": [now, {"x": then}]}
     apply_state(state, through_disk(tmp_path, saved), strict=strict)
     assert same(state, saved)
+
+
+def test_an_immutable_holder_of_an_object_may_become_two_that_hold_it(tmp_path: Path) -> None:
+    held = Mark(1, meter := Counters(1))
+    state = {"last": held, "best": held}
+    apply_state(state, through_disk(tmp_path, {"last": Mark(1, Counters(5)), "best": Mark(2, Counters(5))}))
+    assert (state["last"].step, state["best"].step, meter.n) == (1, 2, 5)
+    assert state["last"].value is meter is state["best"].value
 
 
 @pytest.mark.parametrize(
