@@ -206,6 +206,18 @@ def test_a_generator_that_was_put_in_anothers_place_begins_a_line() -> None:
     assert line.step(indices) == _held(random.Random(2))
 
 
+def test_what_others_draw_from_a_samplers_generator_goes_on() -> None:
+    sampler = OnTheWay(_held, random.Random(1))
+    memory = Memory({"sampler": sampler})
+    line, indices = line_of(sampler, Pass(memory.all(), {}, False), memory), iter(sampler)
+    assert line is not None
+    line.step(indices)
+    sampler.shared.random()
+    stood = memory.draws()
+    line.step(indices)
+    assert memory.draws() == stood
+
+
 def test_a_position_of_before_goes_on_as_it_was_drawn() -> None:
     of = Pass({}, {}, False, line=False)
     assert line_of(OnTheWay(_torch), of, Memory({})) is None

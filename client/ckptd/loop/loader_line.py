@@ -7,12 +7,10 @@ steps are taken ahead too, so when such a draw comes in between depends on prefe
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch.utils.data import (
     BatchSampler,
@@ -39,7 +37,7 @@ _AT_ONCE: Final = frozenset(
 
 
 class Line:
-    """Lets a sampler draw from its second step on from where its own step before left every generator.
+    """Lets a sampler draw from its second step on from where its own step before left every generator it may hold.
 
     The first draws from them as they stand, and moves them, as with any DataLoader. Later ones have global generators
     of their own. What else a generator gave in between doesn't count for the sampler, and is as it was after the
@@ -52,7 +50,6 @@ class Line:
 
     def __init__(self, memory: Memory, streams: Streams | None) -> None:
         self._memory, self._streams = memory, streams
-        self._globals = _of_the_process()
         self._others = memory.live(fetched=True)
         self._left: dict[int, tuple[OwnGenerator, GeneratorState]] | None = None
 
@@ -72,17 +69,16 @@ class Line:
 
     def _recall(self) -> list[tuple[OwnGenerator, GeneratorState]]:
         """Set the generators that moved since the step before to where it left them; where they were found."""
-        moved = []
-        for number, (generator, found) in self._stand().items() if self._left else ():
-            left = (self._left or {}).get(number)
-            if left is not None and left[1] != found:
-                set_generator(generator, left[1])
+        left, moved = self._left or {}, []
+        for number, (generator, found) in self._stand().items() if left else ():
+            if number in left and left[number][1] != found:
+                set_generator(generator, left[number][1])
                 moved.append((generator, found))
         return moved
 
     def _stand(self) -> dict[int, tuple[OwnGenerator, GeneratorState]]:
         generators = [*self._others, *self._memory.live(fetched=False)]
-        return {id(one): (one, read_generator(one)) for one in generators if id(one) not in self._globals}
+        return {id(one): (one, read_generator(one)) for one in generators}
 
 
 def line_of(sampler: Any, of: Pass, memory: Memory) -> Line | None:
@@ -92,13 +88,6 @@ def line_of(sampler: Any, of: Pass, memory: Memory) -> Line | None:
     generator = sampler.generator if type(sampler) is RandomSampler else None
     if not of.line or type(sampler) in _AT_ONCE or (type(sampler) is RandomSampler and generator is None):
         return None
-    if generator is not None and id(generator) not in _of_the_process():
+    if generator is not None and generator is not torch.default_generator:
         return Line(memory, None)
     return Line(memory, Streams(of.start, of.epoch, "sampler"))
-
-
-def _of_the_process() -> set[int]:
-    """The global generators, which an attribute may hold as well: their line is that of the streams."""
-    legacy = np.random.mtrand._rand
-    held: tuple[Any, ...] = (torch.default_generator, random._inst, legacy, legacy._bit_generator)
-    return set(map(id, held))
