@@ -212,7 +212,7 @@ def test_what_others_draw_from_a_samplers_generator_goes_on() -> None:
     line, indices = line_of(sampler, Pass(memory.all(), {}, False), memory), iter(sampler)
     assert line is not None
     line.step(indices)
-    sampler.shared.random()
+    _ = [sampler.shared.random() for _ in range(3)]
     stood = memory.draws()
     line.step(indices)
     assert memory.draws() == stood

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-import torch
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -45,7 +44,7 @@ class Line:
 
     Args:
         memory: Of the objects around the loader, for their generators.
-        streams: The global generators of the later steps; None where the sampler draws from none.
+        streams: The global generators of the later steps; None where the sampler draws from what it holds only.
     """
 
     def __init__(self, memory: Memory, streams: Streams | None) -> None:
@@ -88,6 +87,4 @@ def line_of(sampler: Any, of: Pass, memory: Memory) -> Line | None:
     generator = sampler.generator if type(sampler) is RandomSampler else None
     if not of.line or type(sampler) in _AT_ONCE or (type(sampler) is RandomSampler and generator is None):
         return None
-    if generator is not None and generator is not torch.default_generator:
-        return Line(memory, None)
-    return Line(memory, Streams(of.start, of.epoch, "sampler"))
+    return Line(memory, Streams(of.start, of.epoch, "sampler") if generator is None else None)
