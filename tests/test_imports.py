@@ -54,11 +54,18 @@ def test_the_client_package_never_imports_the_daemons(path: Path) -> None:
     assert not [name for name in imports_of(path) if name.split(".")[0] == "ckptd_daemon"]
 
 
+#: They write it, for a check number over values or for numbers in one go, and never read it.
+WRITE_MARSHAL = {"loader_kept.py", "loader_packing.py"}
+
+
 @pytest.mark.parametrize(
     "path", sorted([*CLIENT.rglob("*.py"), *DAEMON.rglob("*.py")]), ids=lambda path: path.name
 )
 def test_nothing_imports_pickle_and_only_watch_imports_watchdog(path: Path) -> None:
     tops = {name.split(".")[0] for name in imports_of(path)}
+    if path.name in WRITE_MARSHAL:
+        assert "marshal.load" not in path.read_text()
+        tops.remove("marshal")
     assert not tops & {"pickle", "cPickle", "dill", "marshal", "shelve"}
     assert path.name == "watch.py" or "watchdog" not in tops
 
@@ -95,4 +102,4 @@ def test_the_list_of_light_modules_is_not_empty_nor_everything() -> None:
         and "ckptd.disk.series" in LIGHT_MODULES
         and "ckptd_daemon.core.server" in LIGHT_MODULES
     )
-    assert "ckptd.tensors.capture" in TENSOR_MODULES and len(TENSOR_MODULES) < 60
+    assert "ckptd.tensors.capture" in TENSOR_MODULES and len(TENSOR_MODULES) < 70

@@ -125,12 +125,8 @@ class Memory:
         """All but the global generators."""
         own = {path: read_generator(generator) for path, generator in self._generators().items()}
         states = {path: copy.deepcopy(value.state_dict()) for path, value in self._stateful.items()}
-        return {
-            "generators": own,
-            "values": self._values(),
-            "contents": self._contents.read(),
-            "states": states,
-        }
+        contents = self._contents.read()
+        return {"generators": own, "values": self._values(), "contents": contents, "states": states}
 
     def _values(self) -> dict[str, Any]:
         values = {}
