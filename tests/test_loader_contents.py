@@ -19,7 +19,7 @@ import keeping_samplers as samplers
 from ckptd import ResumableLoader
 from ckptd.errors import CheckpointWarning, StateMismatch
 from ckptd.loop import loader_contents, loader_kept, loader_pouring
-from ckptd.loop.loader_memory import Memory
+from ckptd.loop.loader_memory import Memory, Watch
 from loader_trace import BATCH, EPOCH, SAMPLES, Augmented, loader, plain, position
 
 slow = pytest.mark.slow
@@ -273,6 +273,16 @@ def test_what_cannot_be_recorded_stays_as_it_is_and_is_said() -> None:
     assert record["contents"] == {"sampler.things": ["unknown"], "sampler.long": ["unknown"]}
     live.put(record)
     assert of.things is before and len(of.long) == 5 << 20
+
+
+def test_what_a_new_loader_has_no_place_for_is_watched_and_refuses_nothing() -> None:
+    of, new = (Thing(parts={"rng": random.Random(1)}) for _ in range(2))
+    live = memory(of)
+    watch = Watch(live)
+    of.parts["seen"] = [1]
+    record = live.own()
+    memory(new).check_contents(record)
+    assert watch.look() == ["sampler.parts", "sampler.parts['seen']"]
 
 
 def test_what_is_too_large_to_be_kept_twice_cannot_go_back_in_one_process_and_is_said(

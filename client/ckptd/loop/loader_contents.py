@@ -126,6 +126,9 @@ class Contents:
         if not self._is_ours(holder, name, value):
             was_ours = kept is not None and isinstance(kept.first, _KINDS) and value is not kept.first
             return [_UNKNOWN] if was_ours and type(value) not in PLAIN else None
+        if kept is None and not holder.takes(str(name)):
+            self._refused.add((number, name))  # A new loader would have no place for it.
+            return None
         if kept is None:
             kept = self._kept[number, name] = Kept(holder, MISSING)
         try:
