@@ -214,14 +214,23 @@ def test_torchs_own_state_without_names_is_told_by_settings_too() -> None:
 def test_a_load_pre_hook_may_make_it_another_class_and_sees_torchs_own_form() -> None:
     seen: list[Any] = []
 
-    def hooked(parameters: Any) -> torch.optim.Optimizer:
-        optimizer = torch.optim.AdamW(parameters)
-        optimizer.register_load_state_dict_pre_hook(lambda _, state: seen.append(dict(state)))
-        return optimizer
+    def hooked(hook: Any) -> Any:
+        def build(parameters: Any) -> torch.optim.Optimizer:
+            optimizer = torch.optim.AdamW(parameters)
+            optimizer.register_load_state_dict_pre_hook(hook)
+            return optimizer
 
-    plan = matched(hooked, stored_by(torch.optim.Adam))
+        return build
+
+    def adapted(_: Any, state: Any) -> None:
+        seen.append(dict(state))
+        state["param_groups"][0]["weight_decay"] = 0.01
+
+    plan = matched(hooked(adapted), stored_by(torch.optim.Adam))
     assert plan.warnings[0].startswith("another class was saved: torch.optim.Adam, ")
     assert list(seen[0]) == ["state", "param_groups"]
+    with pytest.raises(StateMismatch, match=r"another class was saved: torch\.optim\.Adam, "):
+        matched(hooked(lambda _, state: None), stored_by(torch.optim.Adam))
 
 
 def test_a_refused_restore_warns_of_nothing_and_a_warning_raised_leaves_everything(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def compare_class(
         recorded: What was stored under CLASS. Anything but what `class_of` gives counts as nothing: older
             checkpoints have none, and are told by their settings.
         groups: The stored groups.
-        may_adapt: Whether load pre-hooks have seen the state and may have made it one of the live class.
+        may_adapt: Whether load pre-hooks have changed the state and may have made it one of the live class.
     """
     now, faults = class_of(optimizer), faults_of_settings(optimizer, groups)
     if not _is_class(recorded):

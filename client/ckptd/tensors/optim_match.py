@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import torch
 
-from ckptd.tensors.optim import SHAPES, is_position, live_names
+from ckptd.tensors.optim import SHAPES, is_position, is_torch_form, live_names
 from ckptd.tensors.optim_groups import (
     Grouping,
     Match,
@@ -51,6 +51,7 @@ class Matching:
         faults: What refuses a strict restore, each in words; empty when everything fits.
         fatal: What refuses any restore.
         regrouped: How the groups differ and whose settings are taken, each in words, for a restore that isn't strict.
+        pairs: Every live parameter that has a stored counterpart, of whatever shape.
     """
 
     matches: tuple[Match, ...]
@@ -61,6 +62,19 @@ class Matching:
     faults: tuple[str, ...]
     fatal: tuple[str, ...] = ()
     regrouped: tuple[str, ...] = ()
+    pairs: tuple[Match, ...] = ()
+
+
+def match_form(optimizer: Any, names: Mapping[int, str], stored: Any) -> Matching | None:
+    """`match_parameters` of what may be anything; None when it isn't the state of any optimizer."""
+    if not is_torch_form(stored):
+        return None
+    rows = [group["params"] for group in stored["param_groups"]]
+    if not all(isinstance(row, (list, tuple)) for row in rows):
+        return None
+    if not all(isinstance(name, (str, int)) for row in rows for name in row):
+        return None
+    return match_parameters(optimizer, names, stored)
 
 
 def match_parameters(optimizer: Any, names: Mapping[int, str], stored: Mapping[str, Any]) -> Matching:
@@ -207,7 +221,9 @@ def _checked(
         faults = faults or ["its state is one vector over all parameters, and they are in another order"]
         missing, fits = [match.live_as for match in fits] + missing, ()
     lists = (tuple(missing), tuple(unused), tuple(reshaped), tuple(faults))
-    return Matching(fits, grouping.sources, *lists, regrouped=(*grouping.faults, *grouping.taken))
+    return Matching(
+        fits, grouping.sources, *lists, regrouped=(*grouping.faults, *grouping.taken), pairs=tuple(pairs)
+    )
 
 
 def _spans_parameters(optimizer: Any, stored: Mapping[str, Any]) -> bool:
@@ -245,8 +261,8 @@ def _same_order(matches: Sequence[Match], stored: Mapping[str, Any]) -> bool:
 
 def _shape_fault(match: Match, stored: Mapping[str, Any]) -> str | None:
     wanted, shapes = list(match.parameter.shape), stored.get(SHAPES)
-    if isinstance(shapes, Mapping):
-        seen = list(shapes.get(match.stored_as, wanted))
+    if isinstance(shapes, Mapping) and match.stored_as in shapes:
+        seen = list(shapes[match.stored_as])
         return None if seen == wanted else f"{match.live_as} has shape {seen}, live {wanted}"
     saved = stored["state"].get(match.stored_as)
     for key, value in saved.items() if isinstance(saved, Mapping) else ():
