@@ -67,8 +67,11 @@ class Daemon:
         try:
             self._lock.acquire()
             disk = Disk(self.root, read_settings(self.root.path))
-            recovery.open_runs(disk, recovery.runs_on_disk(self.root))
-            recovery.sweep(self.root)
+            try:
+                recovery.open_runs(disk, recovery.runs_on_disk(self.root))
+                recovery.sweep(self.root)
+            finally:
+                disk.worker.stop()
             self.open()
         except BaseException:
             self.__exit__()

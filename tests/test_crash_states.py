@@ -72,7 +72,9 @@ def test_no_crash_at_any_point_breaks_a_promise(
     trace = traced(story)
     found = list(states(trace, most=MOST))
     assert len(found) > 2 * len(trace.ops)  # it does look at more than the cuts
+    before = len(os.listdir("/proc/self/fd"))
     assert first_fault(iter(found), memory / "state") == ""
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.slow
