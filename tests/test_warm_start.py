@@ -101,6 +101,36 @@ def test_a_warm_start_leaves_the_runs_own_line_and_begins_another(
     assert [line.split("\t")[1] for line in listed if "abandoned" in line] == OWN
 
 
+def counted(value: float) -> dict[str, Any]:
+    return state_of(value) | {"train": {"step": int(value)}}
+
+
+@pytest.mark.parametrize("only", [["weights"], ["weights", "rng"]])
+def test_a_warm_start_of_a_part_trains_from_the_first_step(
+    root: Path, tmp_path: Path, only: list[str]
+) -> None:
+    """The loop of the README began at the pretrained step: where that was high, it trained nothing."""
+    pretrained = ckptd.save(tmp_path / "pretrained", counted(5.0), step=1000)
+    for first in (1, 3):
+        state = counted(0.0)
+        with ckptd.Client(root, daemon="off") as client:
+            resumed = client.restore(state) or client.restore(state, source=pretrained, only=only)
+            assert resumed is not None
+            assert resumed.next_step == first
+            client.snapshot(2, state)
+
+
+@pytest.mark.parametrize("only", [None, ["weights", "train"]])
+def test_a_warm_start_of_all_goes_on_from_its_step(
+    root: Path, tmp_path: Path, only: list[str] | None
+) -> None:
+    pretrained = ckptd.save(tmp_path / "pretrained", counted(5.0), step=1000)
+    with ckptd.Client(root, daemon="off") as client:
+        resumed = client.restore(counted(0.0), source=pretrained, only=only)
+    assert resumed is not None
+    assert resumed.next_step == 1001
+
+
 def test_a_warm_start_from_a_file_of_format_v1_begins_a_line_too(root: Path, tmp_path: Path) -> None:
     saved(root, 1, 2, 3)
     state: dict[str, Any] = {"model": torch.nn.ParameterDict({"w": torch.zeros(2)})}

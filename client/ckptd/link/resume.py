@@ -54,6 +54,7 @@ class Resumed:
         sequence: The checkpoint's commit counter; None when it isn't one of this run.
         run_seconds: Training seconds of the run up to it; 0.0 when it isn't one of this run (a warm start), whose
             seconds begin anew.
+        in_part: `only` left out something of the live state.
     """
 
     step: int
@@ -67,11 +68,12 @@ class Resumed:
     sequence: int | None = None
     run_seconds: float = 0.0
     dropped: tuple[str, ...] = ()
+    in_part: bool = False
 
     @property
     def next_step(self) -> int:
-        """The step to train next: step + 1."""
-        return self.step + 1
+        """The step to train next: step + 1; 1 after a warm start from another run that took over only a part."""
+        return 1 if self.in_part and self.sequence is None else self.step + 1
 
 
 def restore(
@@ -232,6 +234,7 @@ def _apply(
         tolerated=tuple(report.tolerated),
         sequence=index.sequence if index is not None and own else None,
         run_seconds=index.run_seconds if index is not None and own else 0.0,
+        in_part=only is not None and not set(state) <= set(only),
     )
 
 
