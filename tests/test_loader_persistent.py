@@ -175,8 +175,10 @@ def test_other_workers_between_two_epochs_are_said(before: Any, after: Any, said
         resume(lambda: one(*after), position(running))
 
 
-def test_other_workers_before_the_first_epoch_are_no_change() -> None:
-    resume(lambda: one(1, True), position(one(0)))
+def test_other_workers_before_the_first_batch_are_said_too() -> None:
+    """In this process the samples draw from its generators, in a worker from the worker's."""
+    with pytest.warns(CheckpointWarning, match="num_workers is 1, 0 in the checkpoint: the epochs to come"):
+        resume(lambda: one(1, True), position(one(0)))
 
 
 def test_a_dataset_that_reaches_back_into_an_earlier_epoch_is_said() -> None:

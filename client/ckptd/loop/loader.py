@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from ckptd.loop import loader_position as positions
 from ckptd.loop.loader_batches import Batches
+from ckptd.loop.loader_kind import Kinds
 from ckptd.loop.loader_memory import Memory, Record, Watch
 from ckptd.loop.loader_order import Beginning
 from ckptd.loop.loader_pass import Pass
@@ -28,6 +29,7 @@ from ckptd.loop.loader_streams import Streams
 from ckptd.loop.loader_view import View
 from ckptd.loop.loader_way import Way, draws_apart, refuse_inexact, way_of
 from ckptd.tensors.torch_support import check_torch
+from ckptd.warning import held_back
 
 check_torch()
 
@@ -75,6 +77,7 @@ class ResumableLoader:
     def __init__(self, loader: DataLoader[Any]) -> None:
         refuse_inexact(loader)
         self._loader = loader
+        self._kinds = Kinds(loader)
         self._persistent = bool(loader.num_workers and loader.persistent_workers)
         self._memory = Memory(
             {
@@ -158,7 +161,7 @@ class ResumableLoader:
             self._epoch += 1
         start, view = self._memory.all(), self._present_view()
         newborn = self._persistent and not view.born
-        of = Pass(start, positions.kind_of(self._loader), newborn and self._birth is None, self._epoch)
+        of = Pass(start, self._kinds.now(), newborn and self._birth is None, self._epoch)
         if of.birth:
             self._birth = start
         if draws_apart(self._loader, self._way()):
@@ -242,7 +245,7 @@ class ResumableLoader:
         return {
             "schema": positions.SCHEMA,
             "epoch": self._epoch,
-            "kind": of.kind if of is not None else positions.kind_of(self._loader),
+            "kind": of.kind if of is not None else self._kinds.now(),
             "now": self._memory.own(),
             "birth": self._birth,
             "workers": self._idle,
@@ -257,7 +260,7 @@ class ResumableLoader:
         Raises:
             StateMismatch: As for load_state_dict.
         """
-        positions.check(state, self._loader, self._memory)
+        positions.check(state, self._kinds, self._memory)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a position; the next iterator goes on from it. Own generators and counters are set at once.
@@ -272,8 +275,11 @@ class ResumableLoader:
                 of other own generators. Nothing was changed.
         """
         self.check_state_dict(state)
-        position = positions.current(state)
-        positions.say_other_workers(position, self._loader)
+        with held_back():  # a warning that is an error leaves nothing half set
+            self._take(positions.current(state))
+
+    def _take(self, position: Position) -> None:
+        positions.say_other_workers(position, self._kinds.now())
         positions.say_unrecorded(position)
         if self._pass is not None:
             self._leave(self._pass)

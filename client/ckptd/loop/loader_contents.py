@@ -7,7 +7,6 @@ Beside it also plain attributes that were made since, or whose kind changed.
 from __future__ import annotations
 
 import collections
-import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -15,12 +14,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ckptd.errors import CheckpointWarning, StateMismatch
+from ckptd.errors import StateMismatch
 from ckptd.loop.loader_attributes import PLAIN, Holder, is_of_the_system, recordable
 from ckptd.loop.loader_kept import MISSING, Kept, check_of
 from ckptd.loop.loader_packing import Packing, Unpackable
 from ckptd.loop.loader_pouring import Pouring
 from ckptd.loop.loader_unpacking import unpack
+from ckptd.warning import warn_after
 
 _MAX_AT_FIRST: Final = 16 << 20  # bytes kept of what the containers held at first
 _KINDS: Final = (
@@ -233,8 +233,4 @@ class Contents:
     def _say(self, path: str, what: str) -> None:
         if path not in self._said:
             self._said.add(path)
-            warnings.warn(
-                f"{path} of the loader {what}; the batches to come may be others",
-                CheckpointWarning,
-                stacklevel=6,
-            )
+            warn_after(f"{path} of the loader {what}; the batches to come may be others")

@@ -1,4 +1,3 @@
-# ruff: noqa: TID253
 """A ResumableLoader's position as plain values: made, checked, compared with the loader it is to be set in."""
 
 from __future__ import annotations
@@ -7,12 +6,11 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-from torch.utils.data import DataLoader
-
 from ckptd.errors import CheckpointWarning, StateMismatch
+from ckptd.loop.loader_kind import Kinds
 from ckptd.loop.loader_memory import Memory, is_fetched
 from ckptd.loop.loader_pass import Pass
-from ckptd.loop.loader_way import has_own_iter, is_iterable
+from ckptd.warning import warn_after
 
 Position: TypeAlias = dict[str, Any]
 
@@ -31,41 +29,6 @@ _PASS: Final[dict[str, Any]] = {
 }  # fmt: skip
 #: What positions of before lack.
 _NEWER: Final[dict[str, Any]] = {"streams": False, "proofs": [], "line": False}
-_WANTED: Final = {
-    "batch_size": "batch size",
-    "length": "length",
-    "sampler": "sampler",
-    "dataset": "kind of dataset",
-    "iter": "__iter__",
-}
-
-
-def kind_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What must be the same in a resumed run, and what changes its draws."""
-    return {
-        "workers": loader.num_workers,
-        "persistent": bool(loader.persistent_workers),
-        "batch_size": loader.batch_size,
-        "length": _length(loader),
-        "sampler": _sampler(loader),
-        "dataset": "iterable" if is_iterable(loader) else "map",
-        "iter": type(loader).__qualname__ if has_own_iter(loader) else "",
-    }
-
-
-def _length(loader: DataLoader[Any]) -> int | None:
-    # Not len(loader) of an iterable dataset: torch counts from then on, and warns.
-    sized: Any = loader.dataset if is_iterable(loader) else loader
-    try:
-        return len(sized)
-    except (TypeError, NotImplementedError):
-        return None
-
-
-def _sampler(loader: DataLoader[Any]) -> str:
-    outer, inner = loader.batch_sampler, loader.sampler
-    names = [type(sampler).__qualname__ for sampler in (outer, inner) if sampler is not None]
-    return " of ".join(names)
 
 
 def of_pass(of: Pass) -> dict[str, Any]:
@@ -85,7 +48,7 @@ def of_pass(of: Pass) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def check(position: Any, loader: DataLoader[Any], memory: Memory) -> None:
+def check(position: Any, kinds: Kinds, memory: Memory) -> None:
     """Whether the position can be set in this loader.
 
     Raises:
@@ -93,7 +56,7 @@ def check(position: Any, loader: DataLoader[Any], memory: Memory) -> None:
     """
     _check_form(position)
     if position["pass"] is not None or position["over"] is not None:
-        _compare(position["kind"], kind_of(loader))
+        kinds.compare(position["kind"])
     memory.check(position["now"])
     inside = [position[name]["start"] for name in ("pass", "over") if position[name] is not None]
     for record in (position["now"], position["birth"] or {}, *inside):
@@ -120,22 +83,11 @@ def _check_keys(value: Mapping[str, Any], wanted: Mapping[str, Any], where: str)
         raise StateMismatch("damaged position of a loader", where=where, seen=f"wrong: {', '.join(wrong)}")
 
 
-def _compare(stored: Mapping[str, Any], live: Mapping[str, Any]) -> None:
-    stored = {"iter": live["iter"], **stored}  # older positions lack it
-    for name, said in _WANTED.items():
-        if stored.get(name) != live[name]:
-            raise StateMismatch(
-                f"the checkpoint is in the middle of an epoch of a loader with another {said}",
-                where=f"loader.{name}", seen=str(live[name] or None), wanted=str(stored.get(name) or None),
-                todo="give the DataLoader the checkpoint's value, or restore without the loader",
-            )  # fmt: skip
-
-
-def say_other_workers(position: Position, loader: DataLoader[Any]) -> None:
+def say_other_workers(position: Position, live: Mapping[str, Any]) -> None:
     """Warn when the samples to come will be augmented by other draws than in the run before."""
-    said = _other_workers(position, kind_of(loader))
-    if said and (position["pass"] is not None or position["epoch"] or position["birth"] is not None):
-        warnings.warn(said, CheckpointWarning, stacklevel=4)
+    said = _other_workers(position, live)
+    if said:
+        warn_after(said)
 
 
 def _other_workers(position: Position, live: Mapping[str, Any]) -> str:
@@ -173,24 +125,20 @@ def say_unrecorded(position: Position) -> None:
         path for path in position["unrecorded"] if is_fetched(path) or not inside
     ]  # the order is compared
     if paths:
-        warnings.warn(
+        warn_after(
             f"fetching changes {', '.join(paths)}, which isn't recorded: what earlier epochs left there is missing now, "
             "so the samples to come may be others, unless it is a cache or made anew each epoch; give the "
-            "object state_dict and load_state_dict, or keep it in plain attributes (numbers, text)",
-            CheckpointWarning,
-            stacklevel=4,
+            "object state_dict and load_state_dict, or keep it in plain attributes (numbers, text)"
         )
 
 
 def say_left_here(paths: Iterable[str]) -> None:
     """Warn of what fetching changed in this process, when a position is set in it: it stays."""
     if paths:
-        warnings.warn(
+        warn_after(
             f"fetching has changed {', '.join(sorted(paths))} in this process, which isn't recorded, so it doesn't go "
             "back to what it was: the samples to come may be others, unless it is a cache or made anew each epoch; make the "
-            "dataset and its DataLoader anew, or give the object state_dict and load_state_dict",
-            CheckpointWarning,
-            stacklevel=4,
+            "dataset and its DataLoader anew, or give the object state_dict and load_state_dict"
         )
 
 

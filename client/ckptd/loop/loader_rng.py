@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import random
-import warnings
 from array import array
 from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeGuard
@@ -18,8 +17,8 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 import torch
 
-from ckptd.errors import CheckpointWarning
 from ckptd.tensors.seed_sequence import continue_spawning, seed_from_plain, seed_to_plain
+from ckptd.warning import warn_after
 
 OwnGenerator: TypeAlias = (
     torch.Generator | np.random.Generator | np.random.RandomState | np.random.BitGenerator | random.Random
@@ -80,11 +79,9 @@ def _seed_of(state: GeneratorState) -> Any:
 
 def _spawn_on(bits: np.random.BitGenerator, seed: Mapping[str, Any] | None) -> None:
     if seed is not None and not continue_spawning(bits, seed_from_plain(seed)):
-        warnings.warn(
+        warn_after(
             "a NumPy Generator of the loader's dataset or sampler will spawn other generators than in the run that "
-            "was saved: only from NumPy 2.0 on can its count of children be set back",
-            CheckpointWarning,
-            stacklevel=3,
+            "was saved: only from NumPy 2.0 on can its count of children be set back"
         )
 
 
