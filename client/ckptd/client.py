@@ -21,7 +21,7 @@ from ckptd.disk.rootdir import Root
 from ckptd.disk.series import Checkpoint, best, checkpoints, latest_valid
 from ckptd.errors import ClientClosed, NoDaemon, TimedOut
 from ckptd.link.client_options import ClientOptions, DaemonChoice, OnBusy, OnError, check_bound
-from ckptd.link.failures import Failures, warn
+from ckptd.link.failures import Failures
 from ckptd.link.leaving import leave_at_end
 from ckptd.link.metrics import plain_metrics
 from ckptd.link.recorder import Recorder
@@ -31,6 +31,7 @@ from ckptd.link.writers import make_writer
 from ckptd.loop.cadence import Cadence
 from ckptd.names import DEFAULT_RUN, check_run_name, check_step
 from ckptd.snapshot.descriptor import Sharding
+from ckptd.warning import HeldBack, warn
 
 __all__ = ["Client", "Resumed"]
 
@@ -202,8 +203,11 @@ class Client:
         them. Random generators are set last and never change device; a CUDA device whose state the
         checkpoint lacks keeps its own, and one this host lacks is skipped, both with a warning.
 
-        A checkpoint of a snapshot that this client took, or of a later step than one it took or restored, is a rollback:
+        A checkpoint that this client made, or has restored before (strictly, and whole), is a rollback:
         plain data takes the stored structure altogether, so that whatever training has made since is gone.
+
+        Warnings are said before anything is written, or once all is done: where they are errors the state is untouched
+        or wholly restored.
 
         Args:
             state: As for snapshot(). Restored in place.
@@ -233,11 +237,12 @@ class Client:
         self._check_open()
         with self._writer.lock:
             self._await_earlier()
-            resumed = restore(
-                self._root, self._run, state, run_id=self._writer.run_id,
-                step=step, source=source, only=only, strict=strict, known_from=self._recorder.known_from,
-            )  # fmt: skip
-            self._recorder.go_on_from(resumed, fits=strict and only is None)
+            with HeldBack():
+                resumed = restore(
+                    self._root, self._run, state, run_id=self._writer.run_id,
+                    step=step, source=source, only=only, strict=strict, knows=self._recorder.knows,
+                )  # fmt: skip
+                self._recorder.go_on_from(resumed, fits=strict and only is None)
             # Without a daemon now the state is restored all the same; saving will look for one again.
             with contextlib.suppress(NoDaemon, TimedOut):
                 self._recorder.reserve(state)

@@ -6,20 +6,14 @@ are warnings at first and an error once nothing was committed for `max_unsaved_s
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
-import ckptd
-from ckptd.errors import CheckpointWarning, CkptdError, SaveFailed
+from ckptd.errors import CkptdError, SaveFailed
+from ckptd.warning import warn
 
-__all__ = ["Failure", "Failures", "warn"]
+__all__ = ["Failure", "Failures"]
 
-#: Where a warning is never said to come from: the whole package, with the separator behind it.
-_PACKAGE: Final = str(Path(ckptd.__file__).parent) + os.sep
 _MAX_KEPT: Final = 100
 
 
@@ -115,11 +109,3 @@ def _with_step(failure: Failure) -> CkptdError:
         f"step {failure.step} {failure.outcome}: {error.what}",
         where=error.where, seen=error.seen, wanted=error.wanted, todo=error.todo,
     )  # fmt: skip
-
-
-def warn(text: str) -> None:
-    """A CheckpointWarning that points at the caller's own line, outside this package."""
-    level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, CheckpointWarning, stacklevel=level)

@@ -32,12 +32,13 @@ from ckptd.errors import (
     SaveFailed,
 )
 from ckptd.limits import PAGE_ALIGNMENT
-from ckptd.link.failures import Failure, Failures, warn
+from ckptd.link.failures import Failure, Failures
 from ckptd.link.staging import Payload
 from ckptd.link.ticket import Ticket
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import decode
 from ckptd.snapshot.slots import Slot, SlotHeader, SlotState
+from ckptd.warning import warn
 
 __all__ = ["InlineWriter"]
 

@@ -9,8 +9,9 @@ from typing import Any, Final
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series import read_series
 from ckptd.errors import NoDaemon, ReadFailed, SharedMemoryTooSmall, TimedOut
+from ckptd.format.records import CheckpointIndex
 from ckptd.link.client_options import DEFAULT_CADENCE, ClientOptions
-from ckptd.link.failures import Failure, Failures, warn
+from ckptd.link.failures import Failure, Failures
 from ckptd.link.resume import Resumed
 from ckptd.link.staging import Payload
 from ckptd.link.ticket import Ticket
@@ -21,6 +22,7 @@ from ckptd.snapshot.slots import needed_bytes
 from ckptd.tensors.accumulation import accumulated_in
 from ckptd.tensors.capture import Captured, capture, copy_into, foresee
 from ckptd.versions import versions
+from ckptd.warning import warn
 
 __all__ = ["Recorder"]
 
@@ -37,10 +39,6 @@ class Recorder:
         options: The client's settings.
         writer: Where snapshots go.
         failures: Where skipped ones are entered.
-
-    Attributes:
-        known_from: The first step whose snapshot was taken here, or whose checkpoint was restored here and fitted whole.
-            None before. The state is known from there on: what it has more than such a checkpoint was made since.
     """
 
     def __init__(
@@ -56,7 +54,7 @@ class Recorder:
         self._began = self._last_at = time.monotonic()
         self._last_step: int | None = None
         self._knows_last = self._said_gradients = False
-        self.known_from: int | None = None
+        self._fitted: set[int] = set()  # sequences of checkpoints that were restored here and fitted whole
 
     def reserve(self, state: Mapping[Any, Any], at_least: int = 0) -> None:
         """Have memory for snapshots of `state`, what training adds to it foreseen; see Client.reserve."""
@@ -70,7 +68,6 @@ class Recorder:
     def take(self, step: int, state: Mapping[Any, Any], metrics: dict[str, float]) -> Ticket:
         """Take one snapshot; see Client.snapshot. When no slot came free its ticket says skipped."""
         captured = capture(state)
-        self._know(step)
         # A number is never used twice, whatever happens below: (client, snapshot) names one snapshot for
         # ever.
         self._count += 1
@@ -95,8 +92,13 @@ class Recorder:
         cadence = self._options.cadence or DEFAULT_CADENCE
         return cadence.due(step, last_step=self._last_step, since_s=time.monotonic() - self._last_at)
 
-    def _know(self, step: int) -> None:
-        self.known_from = step if self.known_from is None else min(step, self.known_from)
+    def knows(self, index: CheckpointIndex) -> bool:
+        """Whether a checkpoint of the run is of the state as it was here: what that has more by now was made since.
+
+        So is a snapshot taken here, and one that was restored here and fitted whole: not one between them, or later
+        ones, of scripts that may have had less.
+        """
+        return index.client_id == self._client_id or index.sequence in self._fitted
 
     def go_on_from(self, resumed: Resumed | None, *, fits: bool) -> None:
         """Later snapshots follow the checkpoint that was restored (None: the run's head).
@@ -105,7 +107,7 @@ class Recorder:
         and for the cadence nothing of the run is saved yet. fits: it was compared whole with the state.
         """
         if resumed is not None and resumed.sequence is not None and fits:
-            self._know(resumed.step)
+            self._fitted.add(resumed.sequence)
         self._base_sequence = resumed.sequence if resumed is not None else None
         self._base_snapshot = self._count
         self._begins_line = resumed is not None and resumed.sequence is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, MutableMapping
+from collections.abc import Callable, Collection, Iterable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,10 +26,10 @@ from ckptd.errors import (
     RestoreFailed,
 )
 from ckptd.format.records import CheckpointIndex
-from ckptd.link.failures import warn
 from ckptd.names import check_step
 from ckptd.tensors.loading import Loaded, load_with_index
 from ckptd.tensors.restoring import RestoreReport, apply_state, normal_tensors
+from ckptd.warning import warn
 
 __all__ = ["Resumed", "restore"]
 
@@ -78,28 +78,28 @@ class Resumed:
 
 def restore(
     root: Root, run: str, state: MutableMapping[Any, Any], *, run_id: str, step: int | None,
-    source: str | os.PathLike[str] | None, only: Collection[str] | None, strict: bool, known_from: int | None = None,
+    source: str | os.PathLike[str] | None, only: Collection[str] | None, strict: bool,
+    knows: Callable[[CheckpointIndex], bool] = lambda _: False,
 ) -> Resumed | None:  # fmt: skip
     """Restore the checkpoint at `source`, of `step`, or the newest on the line; see Client.restore.
 
-    known_from is the first step whose checkpoint the caller took or restored itself: from there on, a restore is a
-    rollback of the same state. None: there is none.
+    knows says of a checkpoint of the run whether the caller took or restored it itself: then this is a rollback of the
+    same state.
     """
     if source is not None and step is not None:
         raise InvalidArgument("step and source exclude each other", where="restore", todo="give one of them")
     with normal_tensors():  # what is loaded becomes the live state's
         if source is None:
             return _restore_run(
-                root, run, state, run_id=run_id, step=step, only=only, strict=strict, known_from=known_from
+                root, run, state, run_id=run_id, step=step, only=only, strict=strict, knows=knows
             )
-        return _restore_from(
-            source, root, run, state, run_id=run_id, only=only, strict=strict, known_from=known_from
-        )
+        return _restore_from(source, root, run, state, run_id=run_id, only=only, strict=strict, knows=knows)
 
 
 def _restore_run(
     root: Root, run: str, state: MutableMapping[Any, Any], *,
-    run_id: str, step: int | None, only: Collection[str] | None, strict: bool, known_from: int | None,
+    run_id: str, step: int | None, only: Collection[str] | None, strict: bool,
+    knows: Callable[[CheckpointIndex], bool],
 ) -> Resumed | None:  # fmt: skip
     """Restore the newest whole checkpoint on the run's line, or the newest whole one of `step`:
     of those on the line, or of the abandoned ones when the line has none of this step.
@@ -124,7 +124,7 @@ def _restore_run(
             if found is not None:
                 entry, loaded = found
                 passed = tuple(search.passed.values())
-                return _apply(state, loaded, entry.path, run_id, only, strict, known_from, passed)
+                return _apply(state, loaded, entry.path, run_id, only, strict, knows, passed)
             if step is None and not search.passed:
                 return None
             raise search.failure(run_dir)
@@ -181,7 +181,7 @@ def _of_line(series: Series) -> list[Entry]:
 
 def _restore_from(
     source: str | os.PathLike[str], root: Root, run: str, state: MutableMapping[Any, Any], *,
-    run_id: str, only: Collection[str] | None, strict: bool, known_from: int | None,
+    run_id: str, only: Collection[str] | None, strict: bool, knows: Callable[[CheckpointIndex], bool],
 ) -> Resumed:  # fmt: skip
     """Restore exactly the checkpoint at a path: a folder of any run, or a file of format v1.
 
@@ -194,7 +194,7 @@ def _restore_from(
     index = loaded.index
     if index is not None and index.run_id == run_id and _went_another_way(root, run, index):
         run_id = ""
-    return _apply(state, loaded, path, run_id, only, strict, known_from, ())
+    return _apply(state, loaded, path, run_id, only, strict, knows, ())
 
 
 def _went_another_way(root: Root, run: str, index: CheckpointIndex) -> bool:
@@ -214,14 +214,13 @@ def _load(entry: Entry, only: Collection[str] | None) -> Loaded:
 
 def _apply(
     state: MutableMapping[Any, Any], loaded: Loaded, path: Path, run_id: str,
-    only: Collection[str] | None, strict: bool, known_from: int | None, passed: tuple[PassedOver, ...],
+    only: Collection[str] | None, strict: bool, knows: Callable[[CheckpointIndex], bool],
+    passed: tuple[PassedOver, ...],
 ) -> Resumed:  # fmt: skip
     index = loaded.index
     own = index is not None and index.run_id == run_id
-    rollback = own and known_from is not None and loaded.step >= known_from
+    rollback = index is not None and own and knows(index)
     report: RestoreReport = apply_state(state, loaded.components, strict=strict, only=only, rollback=rollback)
-    if report.dropped and not rollback:
-        _say_dropped(path, report.dropped)
     return Resumed(
         step=loaded.step,
         path=path,
@@ -235,15 +234,6 @@ def _apply(
         sequence=index.sequence if index is not None and own else None,
         run_seconds=index.run_seconds if index is not None and own else 0.0,
         in_part=only is not None and not set(state) <= set(only),
-    )
-
-
-def _say_dropped(path: Path, dropped: list[str]) -> None:
-    """Nothing tells a dict that shrank before the checkpoint from one that a newer script made larger."""
-    more = f" and {len(dropped) - 5} more" if len(dropped) > 5 else ""
-    warn(
-        f"{path.name} lacks {', '.join(dropped[:5])}{more}: removed from the live state, as a dict of data follows the "
-        "checkpoint; strict=False keeps such entries"
     )
 
 

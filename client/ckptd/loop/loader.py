@@ -29,7 +29,7 @@ from ckptd.loop.loader_streams import Streams
 from ckptd.loop.loader_view import View
 from ckptd.loop.loader_way import Way, draws_apart, refuse_inexact, way_of
 from ckptd.tensors.torch_support import check_torch
-from ckptd.warning import held_back
+from ckptd.warning import HeldBack
 
 check_torch()
 
@@ -275,7 +275,7 @@ class ResumableLoader:
                 of other own generators. Nothing was changed.
         """
         self.check_state_dict(state)
-        with held_back():  # a warning that is an error leaves nothing half set
+        with HeldBack():  # a warning that is an error leaves nothing half set
             self._take(positions.current(state))
 
     def _take(self, position: Position) -> None:
