@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,8 @@ from torch import nn
 from ckptd.errors import StateMismatch
 from ckptd.tensors.restoring import apply_state
 from round_trip import same
+
+pytestmark = pytest.mark.filterwarnings("ignore:the checkpoint lacks .* removed:ckptd.CheckpointWarning")
 
 KEYS = st.sampled_from(["a", "b", 1, "1", ""])
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-3, 3), st.floats(width=16), st.text(max_size=2))

@@ -157,11 +157,22 @@ ARRAYS: dict[str, Any] = {
 @pytest.mark.parametrize("view", ARRAYS)
 def test_arrays_that_share_their_memory_in_any_layout_are_compared(view: str) -> None:
     array = np.zeros((4, 4))
-    state = {"a": array, "v": ARRAYS[view](array)}
+    state = {"a": array, "v": (held := ARRAYS[view](array))}
     values = np.arange(16.0).reshape(4, 4)
-    refused(state, {"a": values, "v": np.full(state["v"].shape, 99.0)}, "shares its memory with")
     apply_state(state, {"a": values, "v": ARRAYS[view](values).copy()}, only=["a", "v"])
-    assert same(array, values)
+    assert same(array, values) and state["v"] is held
+    apply_state(state, {"a": values, "v": (own := np.full(held.shape, 99.0))}, only=["a", "v"])
+    assert same(state, {"a": values, "v": own}) and state["a"] is array
+
+
+@pytest.mark.parametrize("alias", [lambda a: a, lambda a: a[:], lambda a: a.view()])
+def test_a_kept_array_that_is_another_gets_its_own_where_its_value_is_another(alias: Any) -> None:
+    array = np.zeros(3)
+    state = {"now": array, "best": alias(array)}
+    apply_state(state, {"now": np.ones(3), "best": np.ones(3)}, only=["now", "best"])
+    assert np.shares_memory(state["now"], state["best"])
+    apply_state(state, {"now": np.zeros(3), "best": np.ones(3)}, only=["now", "best"])
+    assert state["now"] is array and same(state, {"now": np.zeros(3), "best": np.ones(3)})
 
 
 def test_an_array_whose_elements_are_one_takes_equal_values_only() -> None:
@@ -205,7 +216,9 @@ def test_a_bytearray_that_cant_be_resized_is_replaced(tmp_path: Path) -> None:
 
 def test_a_bytearray_and_its_view_are_compared() -> None:
     live = bytearray(4)
-    state = {"b": live, "v": np.frombuffer(live, np.uint8)}
-    with pytest.raises(StateMismatch, match="shares its memory with"):
-        apply_state(state, {"b": bytearray(b"1234"), "v": np.zeros(4, np.uint8)}, only=["b", "v"])
-    assert live == bytes(4)
+    state = {"b": live, "v": (view := np.frombuffer(live, np.uint8))}
+    apply_state(state, {"b": bytearray(b"1234"), "v": np.frombuffer(b"1234", np.uint8)}, only=["b", "v"])
+    assert state["b"] is live and state["v"] is view and live == b"1234"
+    apply_state(state, {"b": bytearray(b"5678"), "v": np.zeros(4, np.uint8)}, only=["b", "v"])
+    assert state["b"] is live and live == b"5678"
+    assert state["v"].tolist() == [0, 0, 0, 0]

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import random
-import warnings
 from typing import Any, Final
 
 import numpy
 import torch
 
-from ckptd.errors import CheckpointWarning
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.seed_sequence import continue_spawning
@@ -39,35 +37,32 @@ def state_of(value: Any) -> Any:
     return value.get_state(legacy=False) if isinstance(value, numpy.random.RandomState) else value.getstate()
 
 
-def set_generator(live: Any, stored: Any, path: Path) -> None:
-    """Let live go on where stored stood. Warns when a NumPy Generator will spawn other children."""
+def set_generator(live: Any, stored: Any, path: Path) -> list[str]:
+    """Let live go on where stored stood; gives a warning where a NumPy Generator will spawn other children."""
     if isinstance(live, torch.Generator):
         live.set_state(stored.get_state())
     elif isinstance(live, numpy.random.Generator):
         live.bit_generator.state = stored.bit_generator.state
         if not continue_spawning(live.bit_generator, stored.bit_generator.seed_seq):
-            _say_other_children(path)
+            return [_other_children(path)]
     elif isinstance(live, numpy.random.RandomState):
         live.set_state(stored.get_state(legacy=False))
     else:
         live.setstate(stored.getstate())
+    return []
 
 
-def _say_other_children(path: Path) -> None:
-    warnings.warn(
+def _other_children(path: Path) -> str:
+    return (
         f"{keypath.show(path)}: its draws go on, but spawn() doesn't: it will give other generators than in the run "
         "that was saved, because this one is of another seed, or has spawned more; make it with the same seed, and "
-        "restore before it spawns (from NumPy 2.0 on neither is needed)",
-        CheckpointWarning,
-        stacklevel=3,
+        "restore before it spawns (from NumPy 2.0 on neither is needed)"
     )
 
 
-def skip_generator(live: Any, stored: GeneratorElsewhere, path: Path) -> Any:
-    warnings.warn(
+def skipped_generator(stored: GeneratorElsewhere, path: Path) -> str:
+    """What is to be said of a generator that is left alone."""
+    return (
         f"{keypath.show(path)}: the checkpoint holds a generator of {stored.device}, which this host "
-        "doesn't have; it was skipped, so its draws don't continue where they stopped",
-        CheckpointWarning,
-        stacklevel=2,
+        "doesn't have; it is skipped, so its draws don't continue where they stopped"
     )
-    return live

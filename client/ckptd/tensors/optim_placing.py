@@ -26,6 +26,8 @@ class Placing:
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        #: Live tensors that were written into, each with what it holds now.
+        self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._taken: dict[torch.device, list[tuple[int, int]]] = {}
         self._placed: dict[Any, torch.Tensor] = {}
         self._sources: list[torch.Tensor] = []  # kept alive: their addresses are the keys
@@ -68,13 +70,21 @@ class Placing:
         if key in self._placed:
             return self._placed[key]
         if can_take(before, value, device) and self._claim(before):
-            result: torch.Tensor = before.copy_(value)
+            alike = (stored.shape, stored.dtype) == (value.shape, value.dtype)
+            self.written.append((before, stored if alike else value))
+            result = self._write(before, value)
         else:
-            result = value.to(device)
+            result = self._move(value, device)
         if key is not None:
             self._placed[key] = result
             self._sources.append(stored)
         return result
+
+    def _write(self, before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return before.copy_(value)
+
+    def _move(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
+        return value.to(device)
 
     def _claim(self, tensor: torch.Tensor) -> bool:
         """Take the memory of a live tensor, unless a part of it is taken."""
@@ -92,6 +102,16 @@ class Placing:
             first, after = _meeting(spans, start, end)
             met = [*spans[first:after], (start, end)]
             spans[first:after] = [(min(met)[0], max(span[1] for span in met))]
+
+
+class Rehearsal(Placing):
+    """Says by `written` what a Placing would write where, and writes nothing."""
+
+    def _write(self, before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return before
+
+    def _move(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
+        return value
 
 
 def _meeting(spans: list[tuple[int, int]], start: int, end: int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from ckptd.snapshot.keypath import Path
 from ckptd.tensors.optim import SHAPES, TIES
 from ckptd.tensors.optim_class import CLASS
 from ckptd.tensors.optim_groups import LIVE_DECIDES, NOT_SETTINGS, Match
-from ckptd.tensors.optim_placing import Placing, rebuild, step_of_fused
+from ckptd.tensors.optim_placing import Placing, Rehearsal, rebuild, step_of_fused
 from ckptd.tensors.optim_setting import roundings
 
 #: What the stored form has beyond torch's own.
@@ -70,8 +70,11 @@ class OptimizerPlan:
             return
         with torch.no_grad():
             placing = Placing(self._parameters())
-            self._set_groups(placing)
-            self._set_state(placing)
+            for group, key, value in self._new_settings(placing):
+                group[key] = value
+            state = self._new_state(placing)
+            self.optimizer.state.clear()
+            self.optimizer.state.update(state)
             self._update_old_state()
         for hook in getattr(self.optimizer, "_optimizer_load_state_dict_post_hooks", {}).values():
             hook(self.optimizer)
@@ -79,12 +82,24 @@ class OptimizerPlan:
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def _set_groups(self, placing: Placing) -> None:
+    def written(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The live tensors that `apply` will write into, with what; () where the owner loads in a way of its own."""
+        if self.as_given or has_own_load(self.owner):
+            return []
+        with torch.no_grad():
+            placing = Rehearsal(self._parameters())
+            for _ in self._new_settings(placing):
+                pass
+            self._new_state(placing)
+        return placing.written
+
+    def _new_settings(self, placing: Placing) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """Group, key and value, one at a time: each is to be set before the next."""
         first: dict[int | None, Any] = {}
         for live, number in zip(self.optimizer.param_groups, self.groups, strict=True):
             other = first.setdefault(number, live)
             for key, value in self._settings(live, number):
-                live[key] = placing.setting(live.get(key), _own(key, value, live, other))
+                yield live, key, placing.setting(live.get(key), _own(key, value, live, other))
 
     def _settings(self, live: Mapping[str, Any], number: int | None) -> list[tuple[str, Any]]:
         saved = {} if number is None else self.stored["param_groups"][number]
@@ -120,7 +135,7 @@ class OptimizerPlan:
         for name, saved in self.stored["state"].items() if self.matches else ():
             yield saved, self.optimizer.state.get(live_keys.get(name, name))
 
-    def _set_state(self, placing: Placing) -> None:
+    def _new_state(self, placing: Placing) -> dict[Any, Any]:
         before, groups = self.optimizer.state, self.optimizer.param_groups
         matches = {match.stored_as: match for match in self.matches}
         theirs = {name for group in self.stored["param_groups"] for name in group["params"]}
@@ -133,9 +148,7 @@ class OptimizerPlan:
                 self._tie(match, saved, state[match.parameter])
             elif name not in theirs:
                 state[name] = placing.own(saved, before.get(name))
-        state.update(self._kept())
-        before.clear()
-        before.update(state)
+        return {**state, **self._kept()}
 
     def _tie(self, match: Match, saved: Any, state: Any) -> None:
         # The value itself is the module's to restore: here it only becomes the parameter again.

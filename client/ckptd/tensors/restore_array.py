@@ -9,9 +9,10 @@ import numpy
 import torch
 
 from ckptd.snapshot.keypath import Path
-from ckptd.tensors.restore_findings import Findings, Target, Write
+from ckptd.tensors.restore_findings import Findings, Held, Write
 from ckptd.tensors.restore_kinds import is_number
 from ckptd.tensors.restore_number import as_shaped
+from ckptd.tensors.tied_values import Target
 
 
 def plan_array(found: Findings, live: numpy.ndarray, stored: Any, path: Path) -> Write:
@@ -25,11 +26,12 @@ def plan_array(found: Findings, live: numpy.ndarray, stored: Any, path: Path) ->
         if stored is None:
             return lambda: live
     if not isinstance(stored, numpy.ndarray):
-        return found.wrong_kind(live, stored, path) if found.strict else lambda: stored
+        return found.wrong_kind(live, stored, path) if found.strict else found.given(stored)
     if found.follows and (stored.shape, stored.dtype) != (live.shape, live.dtype):
         return lambda: stored
     if stored.shape != live.shape:
         found.reshaped_at(path, live, stored)
+        found.held.append(Held(path, live))
         return lambda: live
     if stored.dtype != live.dtype:
         if found.strict:
@@ -37,43 +39,54 @@ def plan_array(found: Findings, live: numpy.ndarray, stored: Any, path: Path) ->
         return lambda: stored
     if not live.flags.writeable:
         return lambda: stored
+    write = _InPlace(live, stored, ...)
     if live.nbytes:  # it may share its memory with others of the state
-        found.targets.append(Target(path, *_bytes_of(live, stored)))
-
-    def write() -> Any:
-        live[...] = stored
-        return live
-
+        found.targets.append(Target(path, *_both_as_bytes(live, stored), write.set_apart, by_place=False))
     return write
+
+
+class _InPlace:
+    """Copies stored into live; where that can't be, or once it is set apart, it gives stored itself instead."""
+
+    def __init__(self, live: Any, stored: Any, whole: Any) -> None:
+        self._live, self._stored, self._whole, self._apart = live, stored, whole, False
+
+    def set_apart(self) -> None:
+        self._apart = True
+
+    def __call__(self) -> Any:
+        if self._apart:
+            return self._stored
+        try:
+            self._live[self._whole] = self._stored
+        except BufferError:  # a bytearray of another length that something views
+            return self._stored
+        return self._live
 
 
 def plan_bytes(found: Findings, live: bytearray, stored: Any, path: Path) -> Write:
     """The write of a bytearray; one of another length that something views can't be resized, and is replaced."""
     if type(stored) is not bytearray:
         return found.wrong_kind(live, stored, path)
+    write = _InPlace(live, stored, slice(None))
     if stored and len(stored) == len(live):  # it may share its memory with an array of the state
         as_arrays = (numpy.frombuffer(each, numpy.uint8) for each in (live, stored))
-        found.targets.append(Target(path, *_bytes_of(*as_arrays)))
-
-    def write() -> Any:
-        try:
-            live[:] = stored
-        except BufferError:
-            return stored
-        return live
-
+        found.targets.append(Target(path, *_both_as_bytes(*as_arrays), write.set_apart, by_place=False))
     return write
 
 
-def _bytes_of(live: numpy.ndarray, stored: numpy.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both as bytes, one dimension more; torch knows neither all of NumPy's dtypes nor negative strides."""
-    ahead: Any = (*(slice(None, None, -1 if stride < 0 else 1) for stride in live.strides), ...)
-    plain = numpy.asarray(stored[ahead], order="C")
-    return _as_bytes(live[ahead]), _as_bytes(plain)
+def _both_as_bytes(live: numpy.ndarray, stored: numpy.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    ahead = _ahead(live)
+    return as_bytes(live), as_bytes(numpy.asarray(stored[ahead], order="C"))
 
 
-def _as_bytes(array: numpy.ndarray) -> torch.Tensor:
-    return torch.from_numpy(numpy.asarray(_Bytes(array)))
+def as_bytes(array: numpy.ndarray) -> torch.Tensor:
+    """Its memory, one dimension more; torch knows neither all of NumPy's dtypes nor negative strides."""
+    return torch.from_numpy(numpy.asarray(_Bytes(array[_ahead(array)])))
+
+
+def _ahead(array: numpy.ndarray) -> Any:
+    return (*(slice(None, None, -1 if stride < 0 else 1) for stride in array.strides), ...)
 
 
 class _Bytes:

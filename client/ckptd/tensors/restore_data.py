@@ -17,8 +17,8 @@ from ckptd.tensors.live_contents import IMMUTABLE_SCALARS, holds_live, holds_obj
 from ckptd.tensors.registered_restore import plan_fields
 from ckptd.tensors.registered_tags import fields_of
 from ckptd.tensors.restore_array import plan_array, plan_bytes
-from ckptd.tensors.restore_findings import Findings, Write
-from ckptd.tensors.restore_kinds import object_finder, plan_replaced, same_kind
+from ckptd.tensors.restore_findings import Findings, Held, Write
+from ckptd.tensors.restore_kinds import holds_optimizer, object_finder, plan_replaced, same_kind
 from ckptd.tensors.tags import is_namedtuple
 
 #: Plans what a container holds: (live, stored, path) → its write.
@@ -33,7 +33,7 @@ def plan_data(found: Findings, plan: Plan, live: Any, stored: Any, path: Path) -
     Where the stored structure is followed, what was another kind is replaced; so is what stands for None.
     """
     if (stored is None or (found.follows and not _is_like(live, stored))) and not holds_object(live):
-        return _constant(stored)
+        return found.given(stored)
     if fields_of(live) is not None:
         return plan_fields(live, stored, path, plan) or found.wrong_kind(live, stored, path)
     if isinstance(live, MutableMapping):
@@ -67,7 +67,7 @@ def _dict(found: Findings, plan: Plan, live: MutableMapping[Any, Any], stored: A
         return found.wrong_kind(live, stored, path)
     kept = [key for key in live if key not in stored and _is_kept(found, live[key], (*path, key))]
     writes = {key: plan(live[key], value, (*path, key)) for key, value in stored.items() if key in live}
-    writes = {key: writes.get(key) or _constant(value) for key, value in stored.items()}
+    writes = {key: writes.get(key) or found.given(value) for key, value in stored.items()}
     for key in _objects_not_live(live.values(), {key: stored[key] for key in stored if key not in live}):
         found.unused_at((*path, key))
         del writes[key]
@@ -92,6 +92,7 @@ def _is_kept(found: Findings, value: Any, path: Path) -> bool:
         found.dropped_at(path)
         return False
     found.missing_at(path, "" if holds_object(value) else _IF_MADE_SINCE)
+    found.held.append(Held(path, value))
     return True
 
 
@@ -101,7 +102,7 @@ def _list(found: Findings, plan: Plan, live: list[Any], stored: Any, path: Path)
     writes = _items(found, plan, live, stored, path)
 
     def write() -> Any:
-        live[:] = stored if writes is None else [write() for write in writes]
+        live[:] = found.shared.lend(stored) if writes is None else [write() for write in writes]
         return live
 
     return write
@@ -113,7 +114,7 @@ def _deque(found: Findings, plan: Plan, live: deque[Any], stored: Any, path: Pat
     writes = _items(found, plan, list(live), stored, path)
 
     def write() -> Any:
-        items = stored if writes is None else [write() for write in writes]
+        items = found.shared.lend(stored) if writes is None else [write() for write in writes]
         if live.maxlen != stored.maxlen:  # which can't be changed in place
             return deque(items, stored.maxlen)
         live.clear()
@@ -127,12 +128,13 @@ def _items(
     found: Findings, plan: Plan, live: list[Any], stored: Sequence[Any], path: Path
 ) -> list[Write] | None:
     """A write for each stored item, by position; None where all are taken as they are stored."""
-    if IMMUTABLE_SCALARS.issuperset(map(type, live)):
-        return [_constant(value) for value in stored] if len(stored) < 64 else None
+    if IMMUTABLE_SCALARS.issuperset(map(type, live)) and not any(map(holds_optimizer, stored)):
+        return [found.given(value) for value in stored] if len(stored) < 64 else None
     objects = any(map(holds_object, live))
     kept = [i for i in range(len(stored), len(live)) if objects and holds_live(live[i])]
     for index in kept:
         found.missing_at((*path, index))
+        found.held.append(Held((*path, index), live[index]))
     with found.following(len(stored) != len(live) and not objects):  # then it is a history, not a fixed set
         writes = [
             plan(item, value, (*path, index))
@@ -142,7 +144,8 @@ def _items(
     for index in _objects_not_live(live, more):
         found.unused_at((*path, index))
         del more[index]
-    return writes + [_constant(value) for value in (*more.values(), *(live[index] for index in kept))]
+    writes += map(found.given, more.values())
+    return writes + [_constant(live[index]) for index in kept]
 
 
 def _objects_not_live(live: Iterable[Any], more: Mapping[Any, Any]) -> list[Any]:

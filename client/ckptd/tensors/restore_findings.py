@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,30 +11,33 @@ from typing import Any, TypeAlias
 import numpy
 import torch
 
-from ckptd.errors import CheckpointWarning, StateMismatch
+from ckptd.errors import StateMismatch
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.generator_state import kind_of
 from ckptd.tensors.optim_plan import OptimizerPlan
 from ckptd.tensors.optim_restore import shorten
+from ckptd.tensors.shared_tensors import SharedTensors
+from ckptd.tensors.tied_values import Target
+from ckptd.warning import warn
 
 #: Writes one value and returns what its parent should hold: the live object itself, or a replacement.
 Write: TypeAlias = Callable[[], Any]
 Shaped: TypeAlias = torch.Tensor | numpy.ndarray
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Target:
-    """A live tensor that will be written, and what with.
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Plain containers, tensors and arrays that one object holds, or one piece of data that keeps its value.
 
     Attributes:
-        set_apart: Has what holds it get a tensor of its own instead; None where that can't be: it is an object's.
+        live: As they are held; never written to.
+        stored: What an object's load_state_dict will get, and may copy into live; None where it doesn't.
     """
 
     path: Path
-    live: torch.Tensor
-    stored: torch.Tensor
-    set_apart: Callable[[], None] | None = None
+    live: Any
+    stored: Any = None
 
 
 class Findings:
@@ -53,8 +55,10 @@ class Findings:
         reshaped: Key paths of tensors whose shapes differ, tolerated: they keep their values.
         dropped: Key paths of live dicts' entries that the checkpoint lacks and that will be removed.
         tolerated: Parameter groups and classes of optimizers that differ, tolerated; each with its key path, in words.
-        warnings: What to say once nothing refuses the restore.
+        warnings: What to say once nothing refuses the restore; and again, what showed while it was written.
         targets: The tensors that will be written in place.
+        held: What objects hold, and data that keeps its value: not in the checkpoint, of another shape, or not asked for.
+        shared: What is given of stored tensors that are another component's as well.
     """
 
     def __init__(self, *, strict: bool, follows: bool = False) -> None:
@@ -67,6 +71,12 @@ class Findings:
         self.tolerated: list[str] = []
         self.warnings: list[str] = []
         self.targets: list[Target] = []
+        self.held: list[Held] = []
+        self.shared = SharedTensors()
+
+    def given(self, stored: Any) -> Write:
+        """The write of a value that is set in what holds it."""
+        return lambda: self.shared.lend(stored)
 
     @contextmanager
     def following(self, follows: bool) -> Iterator[None]:
@@ -88,10 +98,20 @@ class Findings:
                 faults=tuple(self.problems),
             )
 
-    def warn(self) -> None:
-        """Say what was found to be worth a warning."""
-        for text in self.warnings:
-            warnings.warn(text, CheckpointWarning, stacklevel=2)
+    def warn(self, say: Callable[[str], None] = warn) -> None:
+        """Say once what was found to be worth a warning."""
+        said, self.warnings = self.warnings, []
+        for text in said:
+            say(text)
+
+    def warn_of_dropped(self) -> None:
+        """Nothing tells a dict that shrank before the checkpoint from one that a newer script made larger."""
+        if self.dropped and not self.follows:
+            more = f" and {len(self.dropped) - 5} more" if len(self.dropped) > 5 else ""
+            self.warnings.append(
+                f"the checkpoint lacks {', '.join(self.dropped[:5])}{more}: removed from the live state, as a dict of data "
+                "follows the checkpoint; strict=False keeps such entries"
+            )
 
     def problem(self, path: Path, fault: str) -> None:
         self.problems.append(f"{keypath.show(path)} {fault}")

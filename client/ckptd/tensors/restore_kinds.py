@@ -12,7 +12,8 @@ import torch
 
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.capture import has_state_dict
-from ckptd.tensors.optim import is_torch_form
+from ckptd.tensors.live_contents import IMMUTABLE_SCALARS
+from ckptd.tensors.optim import SHAPES, is_torch_form
 from ckptd.tensors.registered_tags import items_below
 from ckptd.tensors.restore_findings import Findings, Write
 from ckptd.tensors.tags import is_namedtuple
@@ -20,9 +21,12 @@ from ckptd.tensors.tags import is_namedtuple
 
 def plan_replaced(found: Findings, live: Any, stored: Any, path: Path) -> Write:
     """The write of a value that is set in what holds it; another kind is refused when strict, else taken over."""
+    if live is None and holds_optimizer(stored):
+        found.unused_at(path)
+        return lambda: live
     if found.strict and not found.follows and not same_kind(live, stored):
         return found.wrong_kind(live, stored, path)
-    return lambda: stored
+    return found.given(stored)
 
 
 def same_kind(live: Any, stored: Any) -> bool:
@@ -63,13 +67,22 @@ def object_finder(siblings: Iterable[Any]) -> Callable[[Any], bool]:
     """What tells whether a stored item that has only these beside it is the state of an object that isn't live.
 
     It is when there are objects among them, and it looks like the state of a module or an optimizer, or is a dict
-    where all beside it are objects. Next to plain data alone it is data: nothing tells the copy of a
-    module's state that a script keeps from a module's own.
+    where all beside it are objects. Next to plain data alone it is data, but for an optimizer's own: nothing tells
+    the copy of a module's state that a script keeps from a module's own.
     """
     holders = [_holds_object(one) for one in siblings]
     if not any(holders):
-        return lambda stored: False
+        return holds_optimizer
     return lambda stored: _holds_state(stored) or (all(holders) and _holds_dict(stored))
+
+
+def holds_optimizer(value: Any, depth: int = 0) -> bool:
+    """Whether an optimizer's state is in value, stored as none but an optimizer's own is: it can't become a dict."""
+    if type(value) in IMMUTABLE_SCALARS:
+        return False
+    if isinstance(value, Mapping) and SHAPES in value and is_torch_form(value):
+        return True
+    return depth < 100 and any(holds_optimizer(item, depth + 1) for _, item in items_below(value))
 
 
 def _holds_object(value: Any, depth: int = 0) -> bool:

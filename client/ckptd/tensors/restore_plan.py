@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from ckptd.errors import StateMismatch
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.capture import has_state_dict
-from ckptd.tensors.generator_state import GENERATORS, kind_of, set_generator, skip_generator
-from ckptd.tensors.live_contents import IMMUTABLE_SCALARS, holds_object
+from ckptd.tensors.generator_state import GENERATORS, kind_of, set_generator, skipped_generator
+from ckptd.tensors.live_contents import IMMUTABLE_SCALARS, holds_object, is_plain
 from ckptd.tensors.object_faults import object_faults
 from ckptd.tensors.optim import held_optimizer, is_torch_form, name_parameters
 from ckptd.tensors.optim_names import by_live_names
@@ -22,13 +22,13 @@ from ckptd.tensors.optim_plan import OptimizerPlan
 from ckptd.tensors.optim_restore import has_own_load, match_optimizer
 from ckptd.tensors.registered_tags import Unbuilt
 from ckptd.tensors.restore_data import is_written_in_place, plan_data
-from ckptd.tensors.restore_findings import Findings, Write
-from ckptd.tensors.restore_kinds import plan_replaced
+from ckptd.tensors.restore_findings import Findings, Held, Write
+from ckptd.tensors.restore_held import containers, held_by_objects, targets
+from ckptd.tensors.restore_kinds import object_finder, plan_replaced
 from ckptd.tensors.restore_module import has_own_form, own_form_for, plan_module
 from ckptd.tensors.restore_tensor import plan_tensor
-from ckptd.tensors.shared_tensors import SharedTensors
 from ckptd.tensors.tag_reader import GeneratorElsewhere
-from ckptd.tensors.tied_values import same_stored, settle_ties
+from ckptd.tensors.tied_values import Target, same_stored, settle_ties
 
 
 class Planner:
@@ -44,13 +44,41 @@ class Planner:
         self._names: Mapping[int, str] | None = None
         self._met: dict[int, tuple[Any, Any, Path]] = {}
         self._optimizers: list[tuple[OptimizerPlan, Path]] = []
-        self._shared = SharedTensors()
+        self._held: dict[int, tuple[Any, Any]] = {}
 
-    def plan_component(self, name: Any, components: Mapping[Any, Any]) -> Write | None:
-        if name not in components:
-            self.found.missing_at((name,))
-            return None
-        return self.plan(self._state[name], components[name], (name,))
+    def plan_components(
+        self, components: Mapping[Any, Any], asked: Collection[Any]
+    ) -> dict[Any, Write | None]:
+        """The writes by name; None has the entry removed. What isn't asked for, or isn't in both, is left alone."""
+        both = {name: components[name] for name in self._state if name in asked and name in components}
+        gone = {name for name in self._state if name in asked and name not in both and self._may_go(name)}
+        rest = (name for name in self._state if name not in both and name not in gone)
+        self.found.held += (Held((name,), self._state[name]) for name in rest)
+        self.found.held += held_by_objects(self._state, both)
+        self._held = containers(self.found.held)
+        writes: dict[Any, Write | None] = {}
+        for name, live in self._state.items():
+            if name in both:
+                writes[name] = self.plan(live, both[name], (name,))
+            elif name in gone:
+                self.found.dropped_at((name,))
+                writes[name] = None
+            elif name in asked:
+                self.found.missing_at((name,))
+        return {**writes, **self._plan_new(components, asked)}
+
+    def _may_go(self, name: Any) -> bool:
+        """Whether a component that the checkpoint lacks was made since: in a rollback, if it is data."""
+        return self.found.strict and self.found.follows and not holds_object(self._state[name])
+
+    def _plan_new(self, components: Mapping[Any, Any], asked: Collection[Any]) -> dict[Any, Write]:
+        writes, is_object = {}, object_finder(self._state.values())
+        for name in (name for name in components if name in asked and name not in self._state):
+            if self.found.follows and not is_object(components[name]):
+                writes[name] = self.found.given(components[name])
+            else:
+                self.found.unused_at((name,))
+        return writes
 
     @property
     def planned(self) -> list[Any]:
@@ -59,7 +87,7 @@ class Planner:
 
     def raise_problems(self) -> None:
         """Raise StateMismatch when anything that was planned can't be done, or would come out wrong."""
-        ties = settle_ties(self.found.targets)
+        ties = settle_ties([*self.found.targets, *self._of_optimizers()], targets(self.found.held))
         for path, fault in ties.faults:
             self.found.problem(path, fault)
         for target in ties.apart:
@@ -69,13 +97,17 @@ class Planner:
         self.found.raise_problems()
         for plan, where in self._optimizers:
             plan.warn_of_rounding(where)
-            self._shared.expect(plan.stored.values())
-        self._shared.expect(target.stored for target in self.found.targets)
+            self.found.shared.expect(plan.stored.values())
+        self.found.shared.expect(target.stored for target in self.found.targets)
+
+    def _of_optimizers(self) -> Iterator[Target]:
+        for plan, path in self._optimizers:
+            yield from (Target(path, live, stored) for live, stored in plan.written())
 
     def retie(self) -> None:
         """Once everything is written, let objects hold the live tensors that theirs were tied to."""
         written = [(target.stored, target.live) for target in self.found.targets]
-        self._shared.retie(written + [pair for plan, _ in self._optimizers for pair in plan.placed()])
+        self.found.shared.retie(written + [pair for plan, _ in self._optimizers for pair in plan.placed()])
 
     def plan(self, live: Any, stored: Any, path: Path) -> Write:
         """The write that brings live to stored; problems are noted."""
@@ -85,6 +117,9 @@ class Planner:
             return plan_replaced(self.found, live, stored, path)
         if isinstance(live, torch.Tensor):
             return plan_tensor(self.found, live, stored, path)
+        if self._is_held(live, stored):
+            both = isinstance(live, Mapping) and isinstance(stored, Mapping)
+            return self.found.given(stored) if both else plan_replaced(self.found, live, stored, path)
         if (where := self._met_elsewhere(live, stored, path)) is not None:
             return self._second_value(live, stored, path, where)
         if isinstance(live, GENERATORS):
@@ -97,6 +132,13 @@ class Planner:
         if isinstance(live, torch.optim.Optimizer) or held_optimizer(live) is not None:
             return self._optimizer(live, stored, path)
         return self._object(live, stored, path)
+
+    def _is_held(self, live: Any, stored: Any) -> bool:
+        """Whether live, a container, is an object's too, or in data that keeps its value, and has to come apart."""
+        if id(live) not in self._held or not is_written_in_place(live) or holds_object(live):
+            return False
+        _, other = self._held[id(live)]
+        return other is None or not is_plain(live) or not same_stored(other, stored)
 
     def _met_elsewhere(self, live: Any, stored: Any, path: Path) -> Path | None:
         """Where live stands already, and is to come to another value than here."""
@@ -173,7 +215,7 @@ class Planner:
             )
 
         def write() -> Any:
-            live.load_state_dict(self._shared.lend(stored))
+            live.load_state_dict(self.found.shared.lend(stored))
             return live
 
         return write
@@ -182,12 +224,13 @@ class Planner:
         if isinstance(stored, GeneratorElsewhere):
             if isinstance(live, torch.Generator) and live.device.type == "cpu":
                 self.found.problem(path, f"was on {stored.device}, the live generator is on the CPU")
-            return lambda: skip_generator(live, stored, path)
+            self.found.warnings.append(skipped_generator(stored, path))
+            return lambda: live
         if type(stored) is not type(live) or kind_of(stored) != kind_of(live):
             return self.found.wrong_kind(live, stored, path)
 
         def write() -> Any:
-            set_generator(live, stored, path)
+            self.found.warnings += set_generator(live, stored, path)
             return live
 
         return write

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.generator_state import kind_of
-from ckptd.tensors.restore_findings import Findings, Target, Write
+from ckptd.tensors.restore_findings import Findings, Held, Write
 from ckptd.tensors.restore_kinds import is_number
 from ckptd.tensors.restore_number import as_shaped
+from ckptd.tensors.shared_tensors import SharedTensors
+from ckptd.tensors.tied_values import Target
 from ckptd.tensors.torch_support import BITS_BY_ITEMSIZE
 
 
@@ -23,16 +26,17 @@ def plan_tensor(found: Findings, live: torch.Tensor, stored: Any, path: Path) ->
     One of one element takes a number that its dtype holds; None stands for every tensor.
     """
     if stored is None or (found.follows and not _is_like(live, stored)):
-        return lambda: stored
+        return found.given(stored)
     if is_number(stored) and live.numel() == 1 and not isinstance(live, UninitializedTensorMixin):
         stored = as_shaped(found, live, stored, path)
         if stored is None:
             return lambda: live
     if not fits_shape(found, live, stored, path):
+        found.held.append(Held(path, live))
         return lambda: live
     if live.dtype != stored.dtype or why_unwritable(live):
-        return lambda: stored
-    write = _TensorWrite(live, stored)
+        return found.given(stored)
+    write = _TensorWrite(live, stored, found.shared)
     found.targets.append(Target(path, live, stored, write.set_apart))
     return write
 
@@ -40,8 +44,8 @@ def plan_tensor(found: Findings, live: torch.Tensor, stored: Any, path: Path) ->
 class _TensorWrite:
     """Copies stored into live; once it is set apart it gives stored itself instead, on live's device."""
 
-    def __init__(self, live: torch.Tensor, stored: torch.Tensor) -> None:
-        self._live, self._stored, self._apart = live, stored, False
+    def __init__(self, live: torch.Tensor, stored: torch.Tensor, shared: SharedTensors) -> None:
+        self._live, self._stored, self._shared, self._apart = live, stored, shared, False
 
     def set_apart(self) -> None:
         self._apart = True
@@ -49,7 +53,7 @@ class _TensorWrite:
     def __call__(self) -> torch.Tensor:
         live, stored = self._live, self._stored
         if self._apart:
-            return stored.to(live.device)
+            return self._shared.lend_on(live.device, stored)
         bits = BITS_BY_ITEMSIZE[live.itemsize]
         with torch.no_grad():
             live.detach().view(bits).copy_(stored.detach().view(bits))
@@ -73,6 +77,11 @@ def plan_module_tensor(
     if reason:
         found.problem(path, f"can't be written: the live tensor {reason}")
         return False
+    if stored.is_complex() and not live.is_complex():
+        found.warnings.append(
+            f"{keypath.show(path)} is {stored.dtype} in the checkpoint, live {live.dtype}: its imaginary part is left out"
+        )
+        stored = stored.real
     if not (resized or isinstance(live, UninitializedTensorMixin)):
         found.targets.append(Target(path, live, stored))
     return True

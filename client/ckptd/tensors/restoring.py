@@ -18,7 +18,8 @@ from ckptd.tensors.optim_restore import shorten
 from ckptd.tensors.registered_restore import faults_of_classes
 from ckptd.tensors.restore_findings import Findings, Write
 from ckptd.tensors.restore_plan import Planner
-from ckptd.tensors.rng import plan_rng
+from ckptd.tensors.rng import plan_rng, unlike_devices
+from ckptd.warning import HeldBack, warn_after
 
 RNG: Final = "rng"
 
@@ -62,7 +63,8 @@ def apply_state(
 
     The kind of a value must be the live one's:
 
-    - None goes with everything but objects, on both sides (a `best` that was None at first).
+    - None goes with everything but objects, on both sides (a `best` that was None at first). Of objects only the state
+      of an optimizer is told from a dict where the live value is None.
     - What is restored in place takes its like only: a dict takes a dict, a list a list, an array one of its shape and
       dtype, an object what its own load_state_dict takes. A tensor or array of one element takes a number that
       its dtype holds exactly.
@@ -75,8 +77,9 @@ def apply_state(
       and anything else (a dtype, a device, a range, an enum's member) with its own type.
     - The items of a list that holds numbers, text and None alone are a history, and aren't compared.
 
-    Plain data that stands at several places, or shares its tensors with others or with a module, becomes as many as were
-    stored; objects that do are refused where the stored values differ.
+    Plain data that stands at several places, or shares its tensors with others or with an object, becomes as many as
+    were stored, and gets tensors of its own beside what isn't restored; objects that do are refused where the stored
+    values differ.
 
     Args:
         state: As for a snapshot.
@@ -88,8 +91,8 @@ def apply_state(
             an object refuses itself (`check_state_dict`, a scheduler of another class) is refused all the same.
         only: Restore just these components ("rng" is one); the others are left alone. None means all.
         rollback: The checkpoint is known to be of this very state as it was earlier in this process. Then plain data takes
-            the stored structure altogether: entries and tensors made since are removed, what has changed its
-            kind, shape or dtype is replaced. Objects are compared as ever.
+            the stored structure altogether, in `state` itself too: entries and tensors made since are removed, those
+            removed since are back, what has changed its kind, shape or dtype is replaced. Objects are compared as ever.
 
     Raises:
         StateMismatch: The checkpoint doesn't fit; `faults` lists what. The live state is untouched.
@@ -100,7 +103,7 @@ def apply_state(
         raise InvalidArgument(
             "the state is not a dict", where="state", seen=type(state).__name__, wanted="name → object"
         )
-    with normal_tensors():
+    with normal_tensors(), HeldBack():
         return _apply(state, components, strict=strict, only=only, rollback=rollback)
 
 
@@ -120,18 +123,17 @@ def _apply(
     names = _selected(state, components, only)
     planner = Planner(state, strict=strict, rollback=rollback)
     found = planner.found
-    writes = {name: planner.plan_component(name, components) for name in state if name in names}
-    for name in components:
-        if name in names and name not in state and name != RNG:
-            found.unused_at((name,))
+    writes = planner.plan_components(components, names - {RNG} if RNG not in state else names)
     both = {name: components[name] for name in components if name in names and name in state}
     for path, fault in faults_of_classes(both):
         found.problem(path, fault)
     set_rng = _plan_rng(components, names, found, asked=only is not None)
     planner.raise_problems()
+    found.warn_of_dropped()
     found.warn()
     _write(state, writes, set_rng, without_gradients(planner.planned))
     planner.retie()
+    found.warn(warn_after)
     not_asked = [str(name) for name in components if name not in names]
     return RestoreReport(
         found.missing, found.unused, found.reshaped, not_asked, found.tolerated, found.dropped
@@ -170,6 +172,7 @@ def _plan_rng(
         return None
     try:
         set_rng: Callable[[], None] = plan_rng(components[RNG])
+        found.warnings += unlike_devices(components[RNG])
         return set_rng
     except StateMismatch as error:
         found.problems.append(str(error))
@@ -182,16 +185,17 @@ def _write(
 ) -> None:  # fmt: skip
     touched = False
     # Objects first: only their own code may still refuse, and no parameter is overwritten by then.
-    for name in sorted(writes, key=lambda name: _turn(state[name])):
+    for name in sorted(writes, key=lambda name: _turn(state.get(name))):
         write = writes[name]
         if write is None:
+            del state[name]
             continue
         try:
             value = write()
-            if value is not state[name]:
+            if name not in state or value is not state[name]:
                 state[name] = value
         except Exception as error:
-            if isinstance(error, StateMismatch) and not touched and _turn(state[name]) == 0:
+            if isinstance(error, StateMismatch) and not touched and _turn(state.get(name)) == 0:
                 raise  # ours refuse before they change anything
             raise _half_way(name, error) from error
         touched = True

@@ -76,6 +76,8 @@ def restore_rng_state(state: Mapping[str, Any]) -> None:
     """
     apply = plan_rng(state)
     apply()
+    for text in unlike_devices(state):
+        warnings.warn(text, CheckpointWarning, stacklevel=2)
 
 
 def plan_rng(state: Mapping[str, Any], cuda: Any = torch.cuda) -> Any:
@@ -170,21 +172,26 @@ def _global_bit_generator() -> Any:
 
 
 def _set_cuda(states: list[torch.Tensor], cuda: Any) -> None:
-    if not states:
-        return
-    present = cuda.device_count() if cuda.is_available() else 0
-    for device, saved in enumerate(states[:present]):
+    for device, saved in enumerate(states[: _present(cuda)] if states else ()):
         cuda.set_rng_state(saved, device)
+
+
+def _present(cuda: Any) -> int:
+    return cuda.device_count() if cuda.is_available() else 0
+
+
+def unlike_devices(state: Mapping[str, Any], cuda: Any = torch.cuda) -> list[str]:
+    """What to warn of before a state is set that plan_rng found right: another number of CUDA devices."""
+    states = state.get("cuda") or []
+    present = _present(cuda) if states else 0
     if len(states) == present:
-        return
+        return []
     rest = (
-        "the others were skipped: random draws on them don't continue where they stopped"
+        "the others are skipped: random draws on them don't continue where they stopped"
         if len(states) > present
         else "the further devices keep the generators they have"
     )
-    warnings.warn(
+    return [
         f"state['rng']['cuda']: the checkpoint holds the RNG states of {len(states)} CUDA devices, "
-        f"this host has {present}; {rest}",
-        CheckpointWarning,
-        stacklevel=3,
-    )
+        f"this host has {present}; {rest}"
+    ]

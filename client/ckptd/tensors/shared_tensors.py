@@ -1,8 +1,9 @@
 # ruff: noqa: TID253
-"""Tensors that an object shares with another component: one memory again, once both are restored.
+"""Tensors that an object or a container shares with another component: one memory again, once both are restored.
 
-An object keeps the tensors that its load_state_dict is given, while optimizers and modules keep their live ones and
-take the values. In torch 2.6 a schedule's `base_lrs` may be the very tensor that is the group's rate.
+An object keeps the tensors that its load_state_dict is given, and a container those that are set in it, while
+optimizers and modules keep their live ones and take the values. In torch 2.6 a schedule's `base_lrs` may be the very
+tensor that is the group's rate.
 """
 
 from __future__ import annotations
@@ -21,21 +22,33 @@ _SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class SharedTensors:
-    """Of one restore: what objects are given of tensors that are another component's as well."""
+    """Of one restore: what is given of stored tensors that are another component's as well."""
 
     def __init__(self) -> None:
         self._places: set[Any] = set()
         self._lent: list[tuple[torch.Tensor, Any]] = []
+        self._moved: dict[Any, torch.Tensor] = {}
 
     def expect(self, stored: Iterable[Any]) -> None:
         """Note, before objects are given anything, the stored tensors that live ones take the values of."""
         self._places.update(place(tensor) for value in stored for tensor in _tensors(value))
 
     def lend(self, stored: Any) -> Any:
-        """What an object's load_state_dict gets: stored, with tensors of its own for those that are shared."""
+        """What an object's load_state_dict or a container gets: stored, with tensors of its own for the shared ones."""
         if all(place(tensor) not in self._places for tensor in _tensors(stored)):
             return stored
         return rebuild(stored, None, self._lend)
+
+    def lend_on(self, device: torch.device, stored: torch.Tensor) -> torch.Tensor:
+        """The same on a device, where tensors that are one are one again."""
+        if stored.device == device or not any(_tensors(stored)):
+            moved: torch.Tensor = self.lend(stored.to(device))
+            return moved
+        where = place(stored)
+        own = self._moved.setdefault((where, device), stored.to(device)).detach()
+        own.requires_grad_(stored.requires_grad)
+        self._lent.append((own, where))
+        return own
 
     def _lend(self, key: Any, tensor: torch.Tensor, before: Any) -> torch.Tensor:
         for each in _tensors(tensor):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,10 +15,27 @@ from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.generator_state import GENERATORS, state_of
 from ckptd.tensors.registered_tags import fields_of
-from ckptd.tensors.restore_findings import Target
 from ckptd.tensors.tag_reader import GeneratorElsewhere
 
 _ALIGNMENT: Final = 16  # of the widest dtype
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """A live tensor, and what will be written into it.
+
+    Attributes:
+        stored: None where it keeps its value, or where nobody knows what becomes of it.
+        set_apart: Has what holds it get a tensor of its own instead; None where that can't be: it is an object's, or
+            isn't written.
+        by_place: Whether the checkpoint keeps its ties. It doesn't keep an array's: their values tell.
+    """
+
+    path: Path
+    live: torch.Tensor
+    stored: torch.Tensor | None
+    set_apart: Callable[[], None] | None = None
+    by_place: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +51,34 @@ class Ties:
     faults: list[tuple[Path, str]] = field(default_factory=list)
 
 
-def settle_ties(targets: Sequence[Target]) -> Ties:
+def settle_ties(targets: Iterable[Target], held: Iterable[Target]) -> Ties:
     """Decide which live tensors stay tied.
 
     Those of objects stay as they are, and are right only if their stored values agree: each group is written into a
     copy of its memory, and every member is read back. One in plain data stays tied where the checkpoint ties
-    it to the same tensors, or is another view with values that agree.
+    it to the same tensors, or is another view with values that agree; never to one that isn't written.
+
+    Args:
+        targets: Those that will be written.
+        held: Any others of the state; those of targets may be among them.
     """
-    ties = Ties()
-    order = {id(target): position for position, target in enumerate(targets)}
-    for group in _overlapping(targets):
+    ties, known = Ties(), [*held, *targets]
+    written = {_place(one.live) for one in _written(known) if one.set_apart is None}
+    known = [one for one in known if one.stored is not None or _place(one.live) not in written]
+    order = {id(target): position for position, target in enumerate(known)}
+    for group in _overlapping(known):
         first = group[0]
         if all(_same_tensor(one, first) for one in group) and not _may_overlap_itself(first.live):
             continue
         apart = _apart(sorted(group, key=lambda target: (target.set_apart is not None, order[id(target)])))
         ties.apart.extend(apart)
         gone = set(map(id, apart))
-        ties.faults.extend(_faults([target for target in group if id(target) not in gone]))
+        ties.faults.extend(_faults([target for target in _written(group) if id(target) not in gone]))
     return ties
+
+
+def _written(group: Iterable[Target]) -> list[Target]:
+    return [target for target in group if target.stored is not None]
 
 
 def _apart(group: Iterable[Target]) -> list[Target]:
@@ -65,10 +92,19 @@ def _apart(group: Iterable[Target]) -> list[Target]:
 
 
 def _goes_with(kept: Iterable[Target], target: Target) -> bool:
+    if any(one.stored is None and _meet(one.live, target.live) for one in kept):
+        return False
     for one in kept:
-        if _place(one.live) == _place(target.live):
-            return _place(one.stored) == _place(target.stored)
-    return not _overwritten([*kept, target]) or bool(_overwritten([target]))
+        if target.by_place and _place(one.live) == _place(target.live):
+            return _same_tensor(one, target)
+    return not _overwritten([*_written(kept), target]) or bool(_overwritten([target]))
+
+
+def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether they reach into one stretch of memory."""
+    return one.data_ptr() < other.data_ptr() + _reach(other) and other.data_ptr() < one.data_ptr() + _reach(
+        one
+    )
 
 
 def _faults(group: list[Target]) -> Iterator[tuple[Path, str]]:
@@ -116,7 +152,8 @@ def _overlapping(targets: Iterable[Target]) -> Iterator[list[Target]]:
 
 
 def _is_shared(group: list[Target]) -> bool:
-    return len(group) > 1 or any(_may_overlap_itself(one.live) for one in group)
+    written = _written(group)
+    return bool(written) and (len(group) > 1 or any(_may_overlap_itself(one.live) for one in written))
 
 
 def _reach(tensor: torch.Tensor) -> int:
@@ -127,6 +164,8 @@ def _reach(tensor: torch.Tensor) -> int:
 
 def _same_tensor(one: Target, other: Target) -> bool:
     """Whether both are the same view of live memory, and the same view of stored memory: a tie kept."""
+    if one.stored is None or other.stored is None:
+        return False
     return _place(one.live) == _place(other.live) and _place(one.stored) == _place(other.stored)
 
 
@@ -135,6 +174,8 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _overwritten(group: list[Target]) -> list[Target]:
+    if not group:
+        return []
     start = min(target.live.data_ptr() for target in group) // _ALIGNMENT * _ALIGNMENT
     if any(target.live.data_ptr() % target.live.itemsize for target in group):
         return group  # torch can't view what lies askew; refused rather than guessed
@@ -142,12 +183,15 @@ def _overwritten(group: list[Target]) -> list[Target]:
     memory = torch.zeros(size, dtype=torch.uint8, device="cpu")
     views = [_view(memory, target.live, target.live.data_ptr() - start) for target in group]
     with torch.no_grad():
-        for view, target in zip(views, group, strict=True):
-            _write(view, target.stored)
+        stored = [
+            one.stored.to(device="cpu", dtype=one.live.dtype) for one in group if one.stored is not None
+        ]
+        for view, value in zip(views, stored, strict=True):
+            _write(view, value)
         return [
             target
-            for view, target in zip(views, group, strict=True)
-            if not same_bits(view, target.stored.to(device="cpu", dtype=view.dtype))
+            for target, view, value in zip(group, views, stored, strict=True)
+            if not same_bits(view, value)
         ]
 
 
