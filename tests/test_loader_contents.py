@@ -18,7 +18,8 @@ import keeping_samplers as samplers
 from ckptd import ResumableLoader
 from ckptd.errors import CheckpointWarning
 from ckptd.loop import loader_contents, loader_kept, loader_pouring
-from ckptd.loop.loader_memory import Memory, Watch
+from ckptd.loop.loader_memory import Memory
+from ckptd.loop.loader_watch import Watch
 from loader_trace import BATCH, EPOCH, SAMPLES, Augmented, loader, plain, position
 
 slow = pytest.mark.slow

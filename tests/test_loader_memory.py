@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from ckptd.errors import StateMismatch
 from ckptd.loop.loader_attributes import MAX_HOLDERS, walk
-from ckptd.loop.loader_memory import MAX_GENERATORS, Memory, Watch
+from ckptd.loop.loader_memory import MAX_GENERATORS, Memory
 from ckptd.loop.loader_rng import (
     is_generator,
     kind_of,
@@ -26,6 +26,7 @@ from ckptd.loop.loader_rng import (
     set_generator,
     set_globals,
 )
+from ckptd.loop.loader_watch import Watch
 
 
 class Thing:

@@ -20,13 +20,14 @@ from torch.utils.data import DataLoader
 from ckptd.loop import loader_position as positions
 from ckptd.loop.loader_batches import Batches
 from ckptd.loop.loader_kind import Kinds
-from ckptd.loop.loader_memory import Memory, Record, Watch
+from ckptd.loop.loader_memory import Memory, Record
 from ckptd.loop.loader_order import Beginning
 from ckptd.loop.loader_pass import Pass
 from ckptd.loop.loader_position import Position
 from ckptd.loop.loader_resume import Resume, way_to
 from ckptd.loop.loader_streams import Streams
 from ckptd.loop.loader_view import View
+from ckptd.loop.loader_watch import Watch
 from ckptd.loop.loader_way import Way, draws_apart, refuse_inexact, way_of
 from ckptd.tensors.torch_support import check_torch
 from ckptd.warning import HeldBack
@@ -170,7 +171,7 @@ class ResumableLoader:
         beginning = Beginning(of, of.greetings)
         if newborn and not of.birth:  # The workers are born as they were then; the pass begins now.
             beginning.rewind = start
-            self._memory.put(self._birth or {})
+            self._memory.put(self._birth or {}, leave=start)
         batches = self._batches(of, view.begin(beginning, self._idle, opened=self._all_opened()), view)
         self._pass, self._idle, self._over = of, None, None
         if self._persistent and not of.birth:
@@ -231,7 +232,7 @@ class ResumableLoader:
         self._epoch, self._pass = of.epoch + 1, None
         if self._persistent:
             self._idle = of.workers
-            self._over = positions.of_pass(of) if of.kind["dataset"] == "iterable" else None
+            self._over = positions.of_pass(of, self._memory) if of.kind["dataset"] == "iterable" else None
 
     def _leave(self, of: Pass) -> None:
         self._unrecorded |= of.left(workers=self._persistent)
@@ -249,7 +250,7 @@ class ResumableLoader:
             "now": self._memory.own(),
             "birth": self._birth,
             "workers": self._idle,
-            "pass": positions.of_pass(of) if of is not None else None,
+            "pass": positions.of_pass(of, self._memory) if of is not None else None,
             "over": self._over,
             "unrecorded": sorted(self._unrecorded),
         }

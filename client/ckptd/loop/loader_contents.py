@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import collections
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from ckptd.errors import StateMismatch
 from ckptd.loop.loader_attributes import PLAIN, Holder, is_of_the_system, recordable
 from ckptd.loop.loader_kept import MISSING, Kept, check_of
 from ckptd.loop.loader_packing import Packing, Unpackable
-from ckptd.loop.loader_pouring import Pouring
+from ckptd.loop.loader_pouring import MUTABLE, Pouring
 from ckptd.loop.loader_unpacking import unpack
 from ckptd.warning import warn_after
 
@@ -39,9 +39,12 @@ _KINDS: Final = (
 _SAMPLERS: Final = ("batch_sampler", "sampler")
 #: An attribute's entry is [how, …]. It holds the object that it held at first, with this in it; another object, this;
 _IN, _OTHER = "in", "other"
-#: nothing, it was deleted; something that can't be recorded.
+#: nothing, it was deleted; something that can't be recorded, which stays as it is.
 _GONE, _UNKNOWN = "gone", "unknown"
+_NONE: Final[Mapping[str, Any]] = {}
 _FORMS: Final = {_IN: 2, _OTHER: 2, _GONE: 1, _UNKNOWN: 1}
+
+Held: TypeAlias = dict[tuple[int, Any], Any]  #: by holder and name, the container itself
 
 
 def contents_of(
@@ -123,9 +126,11 @@ class Contents:
         holder, kept = self._holders[number], self._kept.get((number, name))
         if value is MISSING:
             return [_GONE] if kept is not None and kept.first is not MISSING else None
+        is_new = kept is None or kept.first is MISSING
         if not self._is_ours(holder, name, value):
             was_ours = kept is not None and isinstance(kept.first, _KINDS) and value is not kept.first
-            return [_UNKNOWN] if was_ours and type(value) not in PLAIN else None
+            unknown = holder.takes(str(name)) if is_new else was_ours and type(value) not in PLAIN
+            return [_UNKNOWN] if unknown else None
         if kept is None and not holder.takes(str(name)):
             self._refused.add((number, name))  # A new loader would have no place for it.
             return None
@@ -176,8 +181,31 @@ class Contents:
                 return number, name
         return None
 
-    def put(self, entries: Mapping[str, Any]) -> None:
-        """Make every attribute what it was when they were read."""
+    def held(self) -> Held:
+        """The containers that can change, as they are held now."""
+        return {
+            (number, name): value for number, holder in self._holders.items()
+            for name, value in holder.items() if isinstance(value, MUTABLE)
+        }  # fmt: skip
+
+    def rebound(self, held: Held) -> list[str]:
+        """The paths of those attributes that hold another container now."""
+        return sorted(
+            self._holders[spot[0]].at(spot[1]) for spot, value in self.held().items()
+            if held.get(spot, value) is not value
+        )  # fmt: skip
+
+    def put(
+        self, entries: Mapping[str, Any], *, leave: Mapping[str, Any] = _NONE, rebound: Collection[str] = ()
+    ) -> None:
+        """Make every attribute what it was when they were read.
+
+        Args:
+            entries: What read gave.
+            leave: The same of another time: what couldn't be recorded then stays as it is.
+            rebound: The paths of those that get an object of their own: someone goes on with the one they hold now.
+        """
+        entries = {**entries, **{path: entry for path, entry in leave.items() if entry == [_UNKNOWN]}}
         pouring = Pouring()
         for path in entries:  # those that aren't there yet
             place = self._place(path)
@@ -187,10 +215,11 @@ class Contents:
             holder, kept = self._holders[number], self._kept.get((number, name))
             path = holder.at(name)
             if path not in entries:
-                if kept is None or self._is_ours(holder, name, value) or value is MISSING:
+                is_new = kept is None or kept.first is MISSING
+                if is_new or self._is_ours(holder, name, value) or value is MISSING:
                     self._put_first(holder, name, value, kept, pouring)
             elif kept is not None and entries[path][0] in (_IN, _OTHER):
-                self._put(holder, name, value, kept, entries[path], pouring)
+                self._put(holder, name, MISSING if path in rebound else value, kept, entries[path], pouring)
             elif entries[path][0] == _GONE and value is not MISSING:
                 holder.drop(name)
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ckptd.errors import StateMismatch
 from ckptd.loop.loader_attributes import MAX_HOLDERS, PLAIN, recordable, walk
-from ckptd.loop.loader_contents import contents_of
+from ckptd.loop.loader_contents import Held, contents_of
 from ckptd.loop.loader_first_use import place_of, undo
-from ckptd.loop.loader_marks import Mark, Marker, is_opened
+from ckptd.loop.loader_marks import Mark, Marker
 from ckptd.loop.loader_rng import (
     OwnGenerator,
     is_generator,
@@ -60,7 +60,7 @@ class Memory:
 
     A plain attribute counts when it isn't what it was when this was made (a counter, an epoch), and keeps its
     type or was None; so a path or an option that a resumed script gives anew is left alone. An attribute of another kind
-    is watched (see Watch), not stored, unless a state_dict has it; of samplers containers of plain values are stored.
+    is watched (loader_watch), not stored, unless a state_dict has it; of samplers containers of plain values are stored.
 
     Args:
         roots: name → object. None is skipped.
@@ -142,11 +142,21 @@ class Memory:
         """Everything."""
         return {"globals": read_globals(), **self.own()}
 
-    def put(self, record: Record, *, values: bool = True, states: bool = True) -> None:
+    def put(
+        self, record: Record, *, values: bool = True, states: bool = True,
+        leave: Record | None = None, rebound: Collection[str] = (),
+    ) -> None:  # fmt: skip
         """Make the objects remember what they did when the record was taken.
 
         A state_dict is loaded first and plain attributes are set after it, so that what `load_state_dict`
         leaves for a later `iter()` to find is as it was too.
+
+        Args:
+            record: That of then.
+            values: Whether plain attributes and contents are put back, and
+            states: whether state_dicts are.
+            leave: Another record: what of samplers couldn't be recorded in it stays as it is.
+            rebound: The paths of what samplers keep that isn't changed in place: an iterator goes on with it.
 
         Raises:
             StateMismatch: A generator of the record has no place in these objects. Some may have been set.
@@ -158,7 +168,7 @@ class Memory:
         if values and "values" in record:
             self._put_values(record["values"])
         if values and "contents" in record:  # Positions of before lack it.
-            self._contents.put(record["contents"])
+            self._contents.put(record["contents"], leave=(leave or {}).get("contents", {}), rebound=rebound)
         live = self._generators()
         if "generators" in record:
             new = live.keys() - record["generators"].keys() - self._at_first
@@ -216,6 +226,14 @@ class Memory:
         """
         self._contents.check(record.get("contents", {}))
 
+    def held(self) -> Held:
+        """The containers that samplers hold now."""
+        return self._contents.held()
+
+    def rebound(self, held: Held) -> list[str]:
+        """The paths of those that samplers were given in the place of these."""
+        return self._contents.rebound(held)
+
     def marks(self, marker: Marker, *, samplers_only: bool = False) -> dict[Spot, Mark]:
         """Of what is neither stored nor a generator.
 
@@ -242,40 +260,6 @@ class Memory:
 
     def _covered(self, path: str) -> bool:
         return any(path == of or path.startswith((f"{of}.", f"{of}[")) for of in self._stateful)
-
-
-class Watch:
-    """Tells what a pass changes that its memory lacks.
-
-    What the first batch opens and nothing changes afterwards (a file, a database) is no such thing.
-
-    Args:
-        memory: Of the objects to watch.
-        samplers_only: Whether dataset and collate_fn are left out: they work elsewhere.
-        opened: Whether what the first batch opens is known to stay.
-    """
-
-    def __init__(self, memory: Memory, *, samplers_only: bool = False, opened: bool = False) -> None:
-        self._memory, self._samplers_only, self._opened = memory, samplers_only, opened
-        self._marker = Marker()
-        self._first, self._changed = True, set[str]()
-        self._base = self._marks()
-
-    def _marks(self) -> dict[Spot, Mark]:
-        return self._memory.marks(self._marker, samplers_only=self._samplers_only)
-
-    def look(self) -> list[str]:
-        """The paths of what was changed since the start, in their order."""
-        now, opened = self._marks(), set()
-        if now != self._base:
-            changed = {spot for spot in {**self._base, **now} if self._base.get(spot) != now.get(spot)}
-            if self._first:
-                opened = {spot for spot in changed if is_opened(self._base.get(spot), now.get(spot))}
-            self._changed |= {self._memory.at(spot) for spot in changed - opened}
-        if self._first:
-            self._first, self._base = False, now
-        unsure = set() if self._opened else {self._memory.at(spot) for spot in opened}
-        return sorted(self._changed | unsure)
 
 
 def is_fetched(path: str) -> bool:

@@ -85,7 +85,13 @@ class Steps(Iterator[Any]):
                 self._held = [self._step()]
 
     def _step(self) -> Any:
-        return next(self._indices) if self._line is None else self._line.step(self._indices)
+        if self._line is None:
+            return next(self._indices)
+        before = self._order.memory.held()
+        try:
+            return self._line.step(self._indices)
+        finally:
+            self._beginning.of.holds(before, self._order.memory.held())
 
     def ready(self) -> None:
         """Come to the position."""

@@ -7,9 +7,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ckptd.loop.loader_memory import Glimpse, Memory, Record, Watch, is_fetched
+from ckptd.loop.loader_contents import Held
+from ckptd.loop.loader_memory import Glimpse, Memory, Record, is_fetched
 from ckptd.loop.loader_proof import Proof
 from ckptd.loop.loader_streams import Streams
+from ckptd.loop.loader_watch import Watch
 from ckptd.loop.loader_worker import Shipped, merge
 
 HERE: Final = -1  #: not in a worker
@@ -43,6 +45,7 @@ class Pass:
         exhausted: Whether an iterable dataset came to its end.
         over: Whether it came to its end.
         streams: The global generators of the fetches; None where they draw from the process's.
+        held: The containers that samplers hold as far as their own steps go.
         line: Whether what the sampler draws on the way is a line of its own; not in positions of before.
     """
 
@@ -68,6 +71,7 @@ class Pass:
     exhausted: bool = False
     over: bool = False
     streams: Streams | None = None
+    held: Held = field(default_factory=dict)
     line: bool = True
     _ahead: int = 0
 
@@ -79,6 +83,11 @@ class Pass:
     def skipped(self, index: Any) -> None:
         """The sampler gave one that was fetched before."""
         self._ahead = self.check = fold(self._ahead, index)
+
+    def holds(self, before: Held, after: Held) -> None:
+        """A step of the sampler began and ended with these containers; what another replaced before isn't its own."""
+        new = {spot: value for spot, value in after.items() if value is not before.get(spot)}
+        self.held = {**before, **self.held, **new}
 
     def before_fetch(self, memory: Memory) -> None:
         """Note what it begins with, and, where fetching has to be repeated, what it draws from: the training loop may

@@ -25,13 +25,13 @@ _POSITION: Final[dict[str, Any]] = {
 _PASS: Final[dict[str, Any]] = {
     "start": dict, "first": _OPTIONAL, "birth": bool, "batches": int, "steps": int, "check": int,
     "workers": _LISTS, "workers_at_start": _LISTS, "changed": str, "exhausted": bool, "last": _OPTIONAL, "loop_draws": bool,
-    "streams": bool, "proofs": list, "line": bool,
+    "streams": bool, "proofs": list, "line": bool, "rebound": list,
 }  # fmt: skip
 #: What positions of before lack.
-_NEWER: Final[dict[str, Any]] = {"streams": False, "proofs": [], "line": False}
+_NEWER: Final[dict[str, Any]] = {"streams": False, "proofs": [], "line": False, "rebound": []}
 
 
-def of_pass(of: Pass) -> dict[str, Any]:
+def of_pass(of: Pass, memory: Memory) -> dict[str, Any]:
     """A pass as plain values, which later steps don't change."""
     known = of.workers is not None and None not in of.workers
     at_start = of.workers_at_start if known else None
@@ -44,7 +44,7 @@ def of_pass(of: Pass) -> dict[str, Any]:
         "changed": changed,
         "exhausted": of.exhausted, "last": of.last if of.repeats else None, "loop_draws": of.loop_draws and of.repeats,
         "proofs": [proof.plain(again=not changed and of.kind["dataset"] == "map") for proof in of.proofs],
-        "streams": of.streams is not None, "line": of.line,
+        "streams": of.streams is not None, "line": of.line, "rebound": memory.rebound(of.held),
     }  # fmt: skip
 
 

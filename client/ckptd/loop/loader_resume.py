@@ -13,13 +13,14 @@ from torch.utils.data import DataLoader
 
 from ckptd.errors import CheckpointWarning
 from ckptd.loop.loader_batches import Batches
-from ckptd.loop.loader_memory import Memory, Watch
+from ckptd.loop.loader_memory import Memory
 from ckptd.loop.loader_order import Beginning
 from ckptd.loop.loader_pass import Pass
 from ckptd.loop.loader_position import Position
 from ckptd.loop.loader_proof import Proof, can_be_proven, differ, proofs_of, say_other_data
 from ckptd.loop.loader_streams import Streams
 from ckptd.loop.loader_view import View
+from ckptd.loop.loader_watch import Watch
 from ckptd.loop.loader_way import Way, way_of
 
 _log = logging.getLogger(__name__)
@@ -65,9 +66,8 @@ class Resume:
         Raises:
             StateMismatch: The loader ends before the position.
         """
-        found = self._memory.all()
+        found, stored = self._memory.all(), self._of
         try:
-            stored = self._of
             view, of, batches = self._attempt()
             if self.way.how == "skip" and not self._loader.num_workers and of.check != stored["check"]:
                 self.way = Way(
@@ -83,7 +83,13 @@ class Resume:
         finally:
             # load_state_dict may have left the dataset a note for when it begins, which stays.
             values = self.way.how != "load" or bool(self._of["exhausted"])
-            self._memory.put(found, states=False, values=values)
+            self._memory.put(
+                found,
+                states=False,
+                values=values,
+                leave=self._position["now"],
+                rebound=stored.get("rebound", ()),
+            )
         if self.way.how == "skip":
             self._put_states()
         of.batches, of.steps = self._of["batches"], self._of["steps"]

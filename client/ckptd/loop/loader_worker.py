@@ -23,7 +23,8 @@ from torch.utils.data import get_worker_info
 
 from ckptd.loop.loader_attributes import PLAIN
 from ckptd.loop.loader_fingerprint import fingerprint
-from ckptd.loop.loader_memory import Memory, Record, Watch
+from ckptd.loop.loader_memory import Memory, Record
+from ckptd.loop.loader_watch import Watch
 
 _LOOK_EVERY_S: Final = 1.0
 
