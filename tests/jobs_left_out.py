@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 import ckptd
 from jobs_exact import BATCH, Noisy, build, one_step, seed, train
@@ -170,3 +170,103 @@ def seeds_from_the_system() -> Job:
 def generator_without_a_seed() -> Job:
     noise = np.random.default_rng()
     return beside(lambda: float(noise.random()))
+
+
+SEEN = {"samples": 0}
+
+
+def counts_in_the_loop() -> Job:
+    """Two counts are forgotten, and the one that nobody uses is easier to see."""
+    SEEN["samples"] = 0
+    seed()
+    state = build()
+    del state["scheduler"]
+    state["optimizer"] = torch.optim.SGD(state["model"].parameters(), 0.1)
+
+    def losses() -> Iterator[Tensor]:
+        steps = 0
+        while True:
+            for batch in state["loader"]:
+                steps += 1
+                SEEN["samples"] += len(batch)
+                state["optimizer"].param_groups[0]["lr"] = 0.1 / steps
+                state["optimizer"].zero_grad()
+                loss: Tensor = state["model"](batch).square().mean()
+                loss.backward()
+                state["optimizer"].step()
+                yield loss
+
+    return state, losses()
+
+
+class Trainer:
+    def __init__(self, model: nn.Module) -> None:
+        self.ema = torch.optim.swa_utils.AveragedModel(model)
+
+
+def averages_for_later() -> Job:
+    """What is shipped in the end is the average; training itself never looks at it."""
+    SEEN["samples"] = 0
+    seed()
+    state = build()
+    trainer = Trainer(state["model"])
+
+    def losses() -> Iterator[Tensor]:
+        for loss in train(state):
+            trainer.ema.update_parameters(state["model"])
+            SEEN["samples"] += BATCH
+            yield loss
+
+    return state, losses()
+
+
+class Shuffled(IterableDataset[Tensor]):
+    """A stream through a buffer, from which it is drawn."""
+
+    def __init__(self) -> None:
+        self.at, self.held, self.begun = 0, list[float](), True
+
+    def __iter__(self) -> Iterator[Tensor]:
+        if self.begun:
+            self.at, self.held, self.begun = 0, [], False
+        while self.at < 60:
+            self.held.append(self.at / 60)
+            self.at += 1
+            if len(self.held) > 5:
+                yield torch.full((4,), self.held.pop(random.randrange(6)) + 0.001 * SEEN["samples"])
+        self.begun = True
+
+
+class Positioned(Shuffled):
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "held": list(self.held)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at, self.held, self.begun = state["at"], list(state["held"]), False
+
+
+class Counted(Positioned):
+    def __iter__(self) -> Iterator[Tensor]:
+        for sample in super().__iter__():
+            SEEN["samples"] += 1
+            yield sample
+
+
+def streams(dataset: Shuffled) -> Job:
+    SEEN["samples"] = 0
+    seed()
+    state = build()
+    state["loader"] = ckptd.ResumableLoader(DataLoader(dataset, BATCH))
+    return state, train(state)
+
+
+def stream_with_a_state() -> Job:
+    return streams(Positioned())
+
+
+def stream_that_is_fetched_again() -> Job:
+    return streams(Shuffled())
+
+
+def stream_with_a_state_that_counts_in_a_global() -> Job:
+    return streams(Counted())

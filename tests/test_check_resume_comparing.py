@@ -194,6 +194,8 @@ def test_suspects_are_what_both_runs_reach_one_for_each_variable() -> None:
     )
     assert (two.name, two.example, two.values) == ("ema in losses()", "ema.n in losses()", 2)
     assert made_anew(before, after) == ("batch in losses()",)
+    (whole,) = [one for one in suspects_of(before, after, [ema]) if one.has_state]
+    assert whole == replace(two, has_state=True)
     assert suspects_of(before, before) == () and made_anew(before, before) == ()
 
 
@@ -346,6 +348,7 @@ def test_a_report_reads_like_this() -> None:
         "  at that step  model: 2 of 3 differ, rng: equal",
         "  certain       it is so",
         "  suspects      - ema.n in losses(): 0 after the restore, 4 at the snapshot (and 2 more of ema in losses())",
+        "  made anew     batch in losses(): variables of the loop, which starts again",
         "  look for      - here",
         "                - there",
         "  note          a note",

@@ -105,8 +105,9 @@ def test_a_forgotten_scheduler_that_makes_no_difference_yet_is_said(tmp_path: Pa
     )  # StepLR multiplies at even steps only
     assert report.exact
     (note,) = report.notes
-    assert "of no consequence in these steps" in note
-    assert "state['scheduler'].last_epoch in train() (0 after the restore, 4 at the snapshot)" in note
+    assert "No loss and no value of the state depended on it in these steps" in note
+    assert "(state['scheduler'].last_epoch in train(): 0 after the restore, 4 at the snapshot)" in note
+    assert report.left_out == ("state['scheduler'] in train()",)
 
 
 def test_a_loader_that_is_not_wrapped_is_what_to_look_for(tmp_path: Path) -> None:
@@ -128,8 +129,8 @@ def test_a_forgotten_scaler_that_makes_no_difference_yet_is_said(tmp_path: Path)
     report = check_here(jobs_faulty.scaler_left_out, tmp_path, cuts=[4])
     assert report.exact
     (note,) = report.notes
-    assert "of no consequence in these steps: scaler.scale in losses()" in note
-    assert "(1024.0 after the restore, 4096.0 at the snapshot)" in note
+    assert "(scaler.scale in losses(): 1024.0 after the restore, 4096.0 at the snapshot)" in note
+    assert report.left_out == ("scaler in losses()",)
 
 
 def test_a_job_without_a_loader_is_not_sent_to_look_for_one_first(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from check_here import check_here
 from ckptd.proof import own_process
 from ckptd.proof.sources import sources_in
 from ckptd.proof.trace import collect
-from test_check_resume_faults import as_it_was, first
+from test_check_resume_faults import OTHER_DATA, as_it_was, first
 
 __all__ = ["as_it_was"]
 
@@ -44,6 +44,40 @@ def test_what_is_left_out_is_named_with_both_its_values(job: Callable[[], Any], 
     )  # fmt: skip
     assert one.seen != one.wanted
     assert found.look_for[0].startswith("the suspects: put them into the state")
+
+
+def test_what_the_loop_makes_anew_is_named_beside_a_suspect_too(tmp_path: Path) -> None:
+    report = check_here(jobs.counts_in_the_loop, tmp_path, cuts=[4])
+    found = report.first
+    assert found is not None and [one.name for one in found.suspects] == ["SEEN in module jobs_left_out"]
+    assert "\n  made anew     steps in losses(), " in str(report)
+    assert found.look_for[0].startswith("the suspects") and "makes anew" in found.look_for[1]
+
+
+def test_an_object_that_only_later_steps_need_is_named_with_the_verdict(tmp_path: Path) -> None:
+    report = check_here(jobs.averages_for_later, tmp_path, cuts=[4])
+    assert report.exact and report.left_out == ("trainer.ema in losses()",)
+    assert "\n  BUT LEFT OUT  trainer.ema in losses(): not as in the uninterrupted run" in str(report)
+    ema, seen = report.notes
+    assert ema.startswith(
+        "the state doesn't bring back trainer.ema in losses(): 5 values differ after the resume"
+    )
+    assert "if you use it later (an EMA, a best model, a scaler), put it into the state" in ema
+    assert seen.startswith("the state doesn't bring back SEEN in module jobs_left_out: one value differs")
+
+
+@pytest.mark.parametrize("job", [jobs.stream_with_a_state, jobs.stream_that_is_fetched_again])
+def test_what_a_loader_brings_back_when_it_goes_on_is_not_said_to_be_left_out(
+    job: Callable[[], Any], tmp_path: Path
+) -> None:
+    report = check_here(job, tmp_path, cuts=[4])
+    assert report.exact and report.notes == ()
+
+
+@OTHER_DATA
+def test_what_such_a_datasets_methods_reach_is_a_suspect_all_the_same(tmp_path: Path) -> None:
+    found = first(jobs.stream_with_a_state_that_counts_in_a_global, tmp_path, cut=4)
+    assert [one.name for one in found.suspects] == ["SEEN in module jobs_left_out"]
 
 
 def test_a_loader_that_is_wrapped_and_left_out_is_told_to_be_put_in(tmp_path: Path) -> None:
@@ -100,6 +134,22 @@ def test_a_source_of_numbers_is_found_however_it_was_imported() -> None:
     names = {"TIME": time, "URANDOM": urandom}
     code = compile("TIME.time()\nlambda: URANDOM(4)\nTIME.sleep\nother.urandom", "a file", "exec")
     assert list(sources_in(code, names)) == ["time.time in <module>()", "os.urandom in <lambda>()"]
+
+
+def test_a_source_is_what_the_code_takes_from_the_module_itself() -> None:
+    import time
+
+    code = compile("CLOCK.perf_counter()\njob.time = CLOCK.monotonic_ns\nCLOCK.sleep.time", "a file", "exec")
+    found = list(sources_in(code, {"CLOCK": time}))
+    assert found == ["time.perf_counter in <module>()", "time.monotonic_ns in <module>()"]
+
+
+def test_a_source_in_code_of_many_names_is_found() -> None:
+    import time
+
+    many = "\n".join(f"other.name_{number}" for number in range(300))  # then a name's number takes two bytes
+    code = compile(f"{many}\nCLOCK.process_time()", "a file", "exec")
+    assert list(sources_in(code, {"CLOCK": time})) == ["time.process_time in <module>()"]
 
 
 def test_what_ckptd_warns_of_in_a_run_is_in_its_trace_and_goes_on_to_be_shown(

@@ -20,7 +20,9 @@ from torch.utils.data import DataLoader
 
 from ckptd.errors import UnstorableState
 from ckptd.loop.loader import ResumableLoader
-from ckptd.proof.leaves import hash_of, loaders_of, plain_leaf
+from ckptd.loop.loader_memory import has_state_dict as gives_state
+from ckptd.proof.leaves import hash_of, plain_leaf
+from ckptd.proof.loaders import comes_late, loaders_of
 from ckptd.proof.sources import sources_in
 from ckptd.proof.trace import Leaf, is_scoped, scoped
 from ckptd.tensors import tags
@@ -50,17 +52,21 @@ _MAX_ITEMS: Final = 200
 _MAX_BYTES: Final = 64 * 1024 * 1024
 
 
-def look_beside(state: Mapping[Any, Any], losses: Iterator[Any]) -> dict[str, Leaf]:
-    """Name → value of what is reached from the state's objects and from the iterator; see trace.scoped."""
+def look_beside(state: Mapping[Any, Any], losses: Iterator[Any]) -> tuple[dict[str, Leaf], list[str]]:
+    """What is reached from the state's objects and from the iterator, by name; see trace.scoped.
+
+    Returns:
+        Name → value; and the names of objects with `state_dict` that aren't in the state, outer ones first.
+    """
     walk = _Walk(state)
     components = [(f"state[{name!r}]", value) for name, value in state.items()]
     if not isinstance(losses, types.GeneratorType):
         walk.visit([("losses", losses), *components])
-        return walk.leaves
+        return walk.leaves, walk.with_state
     # What the loop makes comes last: it isn't there before its first step, and may be other names for the rest.
     walk.visit([*_given(losses), *components])
     walk.visit(_made(losses))
-    return walk.leaves
+    return walk.leaves, walk.with_state
 
 
 def look_around(
@@ -103,9 +109,11 @@ class _Walk:
     def __init__(self, state: Mapping[Any, Any]) -> None:
         self.leaves: dict[str, Leaf] = {}
         self.met: list[Named] = []  #: loaders and generators
+        self.with_state: list[str] = []
         self.sources: dict[str, None] = {}  #: see sources.sources_in
         self._named = {id(value): f"state[{name!r}]" for name, value in state.items()}
         self._seen: dict[int, Any] = {id(state): state}  # holds what it names, so that no id is used twice
+        self._late = {id(one) for loader in loaders_of(state) for one in comes_late(loader)}
 
     def visit(self, roots: Iterable[Named]) -> None:
         waiting = deque(roots)
@@ -116,6 +124,10 @@ class _Walk:
             elif not isinstance(value, _NO_DATA) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 name = self._named.get(id(value), name)
+                if gives_state(value) and not name.startswith(
+                    "state["
+                ):  # a part of the state, or its business
+                    self.with_state.append(name)
                 if isinstance(value, (DataLoader, ResumableLoader, *GENERATORS)):
                     self.met.append((name, value))
                 if isinstance(value, (torch.Tensor, numpy.ndarray, *GENERATORS)):
@@ -126,7 +138,7 @@ class _Walk:
                     self.leaves.setdefault(name, Leaf(f"empty {type(value).__name__}"))
                 else:
                     self._look_for_sources(value)
-                    waiting.extend(_parts(value, name))
+                    waiting.extend(_of_class(type(value)) if id(value) in self._late else _parts(value, name))
 
     def _look_for_sources(self, value: Any) -> None:
         if isinstance(value, types.GeneratorType) and value.gi_frame is not None:

@@ -127,7 +127,7 @@ def explain(
         )
     named = _of_names(around)
     if suspected:
-        return why, (_SUSPECTS, *named)
+        return why, (_SUSPECTS, *named, *([_MADE_ANEW] if anew else []))
     return why, (*named, *_of_resumed(found, set(kinds.values()), anew, loader_named=_loader_named(around)))
 
 

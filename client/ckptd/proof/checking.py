@@ -187,7 +187,8 @@ class Check:
             return self._difference("resumed", found, self.base, run, cut)
         for file in self.folder.glob(f"{name}.*.values"):
             file.unlink()
-        self._harmless |= {one.name: one for one in suspects_of(self.saving.beside[cut], run.beside[cut])}
+        without = suspects_of(self.saving.beside[cut], run.beside[cut], self.saving.with_state)
+        self._harmless |= {one.name: one for one in without}
         return None
 
     def _again(self, found: Difference) -> Difference | None:
@@ -214,7 +215,7 @@ class Check:
             {} if phase == "restore" else (wanted if phase == "repeat" else self.saving).beside.get(at, {})
         )
         after = seen.beside.get(at, {})
-        suspects = suspects_of(before, after)
+        suspects = suspects_of(before, after, self.saving.with_state)
         if phase == "repeat" and found.step == 0:  # what differs in the state itself is the finding
             suspects = tuple(one for one in suspects if not one.name.startswith("state["))
         anew = made_anew(before, after) if phase == "resumed" else ()
@@ -238,11 +239,13 @@ class Check:
 
     def _report(self, differences: tuple[Difference, ...]) -> ResumeReport:
         last = self.base.moments[self.steps]
+        harmless = () if differences else sorted(self._harmless.values(), key=lambda one: not one.has_state)
         return ResumeReport(
             exact=not differences, job=str(self.job), steps=self.steps, cuts=self._cuts, differences=differences,
-            components=tuple(self.base.kinds), values=len(last.leaves), state_bytes=self.base.state_bytes,
+            left_out=tuple(one.name for one in harmless if one.has_state), components=tuple(self.base.kinds),
+            values=len(last.leaves), state_bytes=self.base.state_bytes,
             notes=(
-                *notes_on(self.base), *map(_harmless_note, () if differences else self._harmless.values()),
+                *map(_harmless_note, harmless), *notes_on(self.base),
                 *(f"ckptd warned in a run: {text}" for text in self._warned),
             ),
         )  # fmt: skip
@@ -272,7 +275,9 @@ def _refused(run: Trace, cut: int) -> Difference:
 
 
 def _harmless_note(one: Suspect) -> str:
+    differ = "one value differs" if one.values == 1 else f"{one.values} values differ"
     return (
-        f"not in the state, and of no consequence in these steps: {one.example} "
-        f"({one.seen} after the restore, {one.wanted} at the snapshot)"
+        f"the state doesn't bring back {one.name}: {differ} after the resume ({one.example}: {one.seen} after the "
+        f"restore, {one.wanted} at the snapshot). No loss and no value of the state depended on it in these steps; if "
+        "you use it later (an EMA, a best model, a scaler), put it into the state"
     )

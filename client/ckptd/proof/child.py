@@ -16,11 +16,11 @@ from typing import Any, Final
 
 from ckptd.client import Client
 from ckptd.errors import CkptdError, InvalidArgument
-from ckptd.loop.loader import ResumableLoader
 from ckptd.proof import trace
 from ckptd.proof.beside import look_around, look_beside
 from ckptd.proof.job import JobAddress, load_job
-from ckptd.proof.leaves import LeafReader, exact_number, kinds_of, loaders_of
+from ckptd.proof.leaves import LeafReader, exact_number, kinds_of
+from ckptd.proof.loaders import is_between_epochs, loaders_of
 from ckptd.proof.own_process import die_with, keep_sockets_in, show_stacks_at, tell_warnings
 from ckptd.proof.trace import Moment
 from ckptd.tensors.rng import capture_rng_state
@@ -94,7 +94,7 @@ class Run:
         self._unseeded = _settle_untouched(before)
         self._write(trace.line("kinds", kinds=kinds_of(self._state)))
         if self._plan["resume"] is None:
-            self._write(trace.beside_line(0, look_beside(self._state, self._losses)))
+            self._write(trace.beside_line(0, *look_beside(self._state, self._losses)))
         elif not self._restore(self._plan["resume"]):
             return
         self._see({})
@@ -124,7 +124,7 @@ class Run:
         for part in _changed(self._unseeded):
             del self._unseeded[part]
             self._write(trace.line("unseeded", part=part, step=self.step))
-        edge = any(map(_is_between_epochs, loaders_of(self._state)))
+        edge = any(map(is_between_epochs, loaders_of(self._state)))
         self._write(trace.moment_line(Moment(self.step, losses, leaves, self._keep(data), edge)))
 
     def _keep(self, data: memoryview) -> str:
@@ -144,7 +144,7 @@ class Run:
     def _save(self, client: Client) -> None:
         client.snapshot(self.step, self._state)
         self._write(trace.line("saved", step=self.step))
-        self._write(trace.beside_line(self.step, look_beside(self._state, self._losses)))
+        self._write(trace.beside_line(self.step, *look_beside(self._state, self._losses)))
         self._write(trace.around_line(look_around(self._state, self._losses, self._job)))
         if self.step == max(self._plan["cuts"]):
             self._die()
@@ -159,16 +159,8 @@ class Run:
                 self._write(trace.line("refused", text=str(error)))
                 return False
         self.step, self._unseeded = step, {}
-        self._write(trace.beside_line(step, look_beside(self._state, self._losses)))
+        self._write(trace.beside_line(step, *look_beside(self._state, self._losses)))
         return True
-
-
-def _is_between_epochs(loader: ResumableLoader) -> bool:
-    """Before an epoch's first batch, or after its last."""
-    try:
-        return loader.batch_in_epoch in (0, len(loader))
-    except TypeError:  # a dataset without a length
-        return loader.batch_in_epoch == 0
 
 
 def _read_global() -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ckptd.proof.trace import Leaf, Moment, Trace, component_of, root_of, show_key, show_scoped
+from ckptd.proof.trace import Leaf, Moment, Trace, component_of, is_part, root_of, show_key, show_scoped
 
 #: In which order things that differ after the same step are named.
 _ORDER: Final = ("module", "optimizer", "scheduler", "loader", "gradients", "data", "generator", "rng")
@@ -150,6 +150,7 @@ class Suspect:
         example: One value of it that differs, such as `ema.decay in losses()`.
         seen, wanted: That value after the restore, and at the snapshot.
         values: How many of its values differ.
+        has_state: Whether it is an object with `state_dict`, so that it can be put into the state as it is.
     """
 
     name: str
@@ -157,21 +158,30 @@ class Suspect:
     seen: str
     wanted: str
     values: int
+    has_state: bool = False
 
 
-def suspects_of(wanted: Mapping[str, Leaf], seen: Mapping[str, Leaf]) -> tuple[Suspect, ...]:
-    """What both runs reach beside the state and that differs, one for each variable or object."""
+def suspects_of(
+    wanted: Mapping[str, Leaf], seen: Mapping[str, Leaf], with_state: Collection[str] = ()
+) -> tuple[Suspect, ...]:
+    """What both runs reach beside the state and that differs, one for each variable or object.
+
+    Args:
+        wanted, seen: Name → value; see trace.scoped.
+        with_state: Names of objects that have `state_dict`; what differs in one is named after it.
+    """
     known = {root_of(name) for name in seen}
     found: dict[str, list[str]] = {}
     for name in wanted:
         if root_of(name) in known and not _same(wanted, seen, name):
-            found.setdefault(root_of(name), []).append(name)
+            of = next((one for one in with_state if is_part(name, one)), root_of(name))
+            found.setdefault(of, []).append(name)
     return tuple(
         Suspect(
-            name=show_scoped(root), example=show_scoped(names[0]), seen=_text(seen.get(names[0])),
-            wanted=_text(wanted.get(names[0])), values=len(names),
+            name=show_scoped(of), example=show_scoped(names[0]), seen=_text(seen.get(names[0])),
+            wanted=_text(wanted.get(names[0])), values=len(names), has_state=of in with_state,
         )
-        for root, names in found.items()
+        for of, names in found.items()
     )  # fmt: skip
 
 

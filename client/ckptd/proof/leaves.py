@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -60,19 +60,6 @@ class LeafReader:
 def kinds_of(state: Mapping[Any, Any]) -> dict[str, str]:
     """Component → what it is; see Trace.kinds."""
     return {str(name): _kind(value) for name, value in state.items()} | {"rng": "rng"}
-
-
-def loaders_of(state: Mapping[Any, Any]) -> list[ResumableLoader]:
-    """Those of the state, also in containers in it."""
-    return list(_loaders_in(state))
-
-
-def _loaders_in(value: Any) -> Iterator[ResumableLoader]:
-    if isinstance(value, ResumableLoader):
-        yield value
-    elif isinstance(value, (dict, list, tuple)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _loaders_in(item)
 
 
 def _kind(value: Any) -> str:

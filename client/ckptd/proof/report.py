@@ -63,6 +63,8 @@ class ResumeReport:
         cuts: Steps after which a run was killed and resumed.
         differences: The first difference of each cut that has one; or the one that makes the job itself not
             deterministic, alone.
+        left_out: Objects with `state_dict` that aren't in the state and had other values after a resume, though nothing
+            that was compared depended on them: an EMA, a scaler. A note says more.
         components: Names of the state, "rng" for the global generators.
         values: Values compared after each step.
         state_bytes: Bytes of the state's tensors.
@@ -75,6 +77,7 @@ class ResumeReport:
     steps: int
     cuts: tuple[int, ...]
     differences: tuple[Difference, ...] = ()
+    left_out: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
     values: int = 0
     state_bytes: int = 0
@@ -106,6 +109,10 @@ def _head(report: ResumeReport) -> Iterator[str]:
     after = _steps(report.cuts)
     if report.exact:
         yield f"EXACT  {report.job}: killed after step {after} of {report.steps} and resumed, it goes on bit for bit"
+        if report.left_out:
+            yield _labelled(
+                "BUT LEFT OUT", f"{', '.join(report.left_out)}: not as in the uninterrupted run (see below)"
+            )
         yield _labelled(
             "equal",
             f"every loss, and after each step all {report.values} values of {', '.join(report.components)}",
@@ -161,7 +168,7 @@ def _suspects(found: Difference) -> Iterator[str]:
         yield _labelled("" if number else "suspects", text)
     if len(found.suspects) > _SUSPECTS:
         yield _labelled("", f"- {len(found.suspects) - _SUSPECTS} more")
-    if found.made_anew and not found.suspects:
+    if found.made_anew:
         yield _labelled(
             "made anew", f"{', '.join(found.made_anew[:12])}: variables of the loop, which starts again"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import random
 import secrets
@@ -16,7 +17,11 @@ _SOURCES: Final[Mapping[types.ModuleType, tuple[str, ...]]] = {
     os: ("urandom", "getrandom", "getpid"),
     random: ("SystemRandom",),
     secrets: ("randbelow", "randbits", "choice", "token_bytes", "token_hex", "token_urlsafe", "SystemRandom"),
-    time: ("time", "time_ns"),
+    time: tuple(
+        clock + unit
+        for clock in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
+        for unit in ("", "_ns")
+    ),
     uuid: ("uuid1", "uuid4"),
 }
 _NAMES: Final = {
@@ -29,14 +34,24 @@ _NAMES: Final = {
 
 def sources_in(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[str]:
     """`os.urandom in augment()` for each that the code, or one written inside it, names; names are its globals."""
-    for name in code.co_names:
-        value = names.get(name)
-        if isinstance(value, types.ModuleType):
-            for source in _SOURCES.get(value, ()):
-                if source in code.co_names:
-                    yield f"{value.__name__}.{source} in {code.co_qualname}()"
-        elif id(value) in _NAMES:
-            yield f"{_NAMES[id(value)]} in {code.co_qualname}()"
+    for source in dict.fromkeys(_named_in(code, names)):
+        yield f"{source} in {code.co_qualname}()"
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
             yield from sources_in(inner, names)
+
+
+def _named_in(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[str]:
+    # co_names alone doesn't tell `time.sleep(…); job.time` from `time.time`: an attribute is loaded right after its module.
+    module: Any = None
+    for step in dis.get_instructions(code):
+        if step.opname == "EXTENDED_ARG":  # belongs to the next
+            continue
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if isinstance(module, types.ModuleType) and step.argval in _SOURCES.get(module, ()):
+                yield f"{module.__name__}.{step.argval}"
+            module = None
+        else:
+            module = names.get(step.argval) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") else None
+            if id(module) in _NAMES:
+                yield _NAMES[id(module)]

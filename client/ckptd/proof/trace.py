@@ -62,6 +62,7 @@ class Trace:
         kinds: Component → what it is: module, optimizer, scheduler, loader, generator, data, rng.
         moments: Step → state. In a resumed run the first is the state right after the restore.
         beside: Step → what the job reaches beside its state; 0 is when it was made, in a run that isn't resumed.
+        with_state: Names of objects beside the state that have `state_dict`, outer ones first.
         around: What beside.look_around found at the last snapshot, by its kind, as a reader would write it.
         ended: The step after which the job had no more; None when it went on.
         unseeded: Part of the RNG → the first step that drew from it, though the job never seeded it.
@@ -76,6 +77,7 @@ class Trace:
     kinds: dict[str, str] = field(default_factory=dict)
     moments: dict[int, Moment] = field(default_factory=dict)
     beside: dict[int, dict[str, Leaf]] = field(default_factory=dict)
+    with_state: dict[str, None] = field(default_factory=dict)
     around: dict[str, list[str]] = field(default_factory=dict)
     ended: int | None = None
     unseeded: dict[str, int] = field(default_factory=dict)
@@ -127,6 +129,11 @@ def root_of(name: str) -> str:
     return name[: name.index("]") + 1] if name.startswith("state[") else name.partition(".")[0]
 
 
+def is_part(name: str, of: str) -> bool:
+    """Whether it is the name of a value of the variable or object named `of`."""
+    return name == of or name.startswith((f"{of}.", f"{of}["))
+
+
 def moment_line(moment: Moment) -> str:
     leaves = [
         [key, leaf.text, leaf.digest, leaf.dtype, leaf.offset, leaf.nbytes]
@@ -136,8 +143,9 @@ def moment_line(moment: Moment) -> str:
     return line("moment", **data, values=moment.values, edge=moment.edge)
 
 
-def beside_line(step: int, leaves: Mapping[str, Leaf]) -> str:
-    return line("beside", step=step, leaves=[[name, one.text, one.digest] for name, one in leaves.items()])
+def beside_line(step: int, leaves: Mapping[str, Leaf], with_state: Iterable[str] = ()) -> str:
+    rows = [[name, one.text, one.digest] for name, one in leaves.items()]
+    return line("beside", step=step, leaves=rows, with_state=list(with_state))
 
 
 def around_line(found: Mapping[str, Iterable[str]]) -> str:
@@ -172,6 +180,7 @@ def _take(trace: Trace, event: dict[str, Any]) -> None:
         trace.state_bytes = max(trace.state_bytes, sum(leaf.nbytes for leaf in leaves.values()))
     elif kind == "beside":
         trace.beside[event["step"]] = {name: Leaf(*rest) for name, *rest in event["leaves"]}
+        trace.with_state |= dict.fromkeys(event["with_state"])
     elif kind == "around":
         trace.around = event["found"]
     elif kind == "kinds":
