@@ -16,10 +16,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import ckptd
+from ckptd.errors import CheckpointWarning
 from ckptd.tensors import accumulation
 from ckptd.tensors.accumulation import accumulated_in
+from ckptd.tensors.restoring import apply_state
 
 
 @pytest.fixture(autouse=True)
@@ -351,6 +354,88 @@ def test_an_optimizer_that_stepped_before_anyone_watched_gives_no_alarm(
     assert accumulated_in(state) == "state['optimizer']"
 
 
+Late = Callable[[Any], None]
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Late]:
+    """Begin to watch now, the optimizers of a state only, as at a first import."""
+    handles = []
+
+    def begin(state: Any) -> None:
+        own = {id(each) for each in state.get("optimizers", [state.get("optimizer")])}
+        watch = accumulation._Watch()
+        watch._stepped = {key: each for key, each in watch._stepped.items() if key in own}
+        monkeypatch.setattr(accumulation, "_watch", watch)
+        handles.append(register_optimizer_step_post_hook(watch.after_step))
+
+    yield begin
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize("before", range(3))
+def test_the_usual_loop_gives_no_alarm_when_the_watch_begins_late(loop: Any, late: Late, before: int) -> None:
+    state, step = loop
+    for _ in range(before):
+        step()
+    late(state)
+    assert accumulated_in(state) is None
+    for _ in range(3):
+        step()
+        assert accumulated_in(state) is None
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_what_an_optimizer_without_gradients_accumulates_is_seen_by_a_younger_watch(
+    late: Late, zeros: bool
+) -> None:
+    state, step = simple(torch.optim.Adam)()
+    step()
+    state["optimizer"].zero_grad(set_to_none=not zeros)
+    late(state)
+    assert accumulated_in(state) is None
+    backward(state["model"])
+    assert accumulated_in(state) == "state['optimizer']"
+
+
+def test_what_comes_to_gradients_that_a_younger_watch_found_is_seen(late: Late) -> None:
+    state, step = simple(torch.optim.Adam)()
+    step()
+    late(state)
+    assert accumulated_in(state) is None
+    backward(state["model"])
+    assert accumulated_in(state) == "state['optimizer']"
+
+
+def test_a_critic_that_stepped_just_before_the_watch_began_gives_no_alarm(late: Late) -> None:
+    generator, critic = nn.Linear(4, 4), net()
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(p.parameters()) for p in (critic, generator)]
+    state = {"critic": critic, "generator": generator, "optimizers": optimizers}
+    backward(critic)
+    optimizers[0].step()
+    late(state)
+    critic(generator(torch.rand(3, 4))).sum().backward()
+    optimizers[1].step()
+    assert accumulated_in(state) is None
+
+
+def test_the_accumulation_after_a_restore_is_seen(late: Late, tmp_path: Path) -> None:
+    state, step = simple(torch.optim.Adam)()
+    step()
+    ckptd.save(tmp_path / "c", state, step=1)
+    late(state)
+    apply_state(state, ckptd.load(tmp_path / "c"))
+    assert accumulated_in(state) is None
+    backward(state["model"])
+    assert accumulated_in(state) == "state['optimizer']"
+
+
+def test_an_optimizer_in_the_making_is_no_trouble_to_a_watch_that_begins() -> None:
+    unfinished = torch.optim.Adam.__new__(torch.optim.Adam)
+    assert id(unfinished) not in accumulation._Watch()._stepped
+
+
 def test_before_the_first_step_every_gradient_counts() -> None:
     model = net()
     state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
@@ -364,6 +449,7 @@ def test_before_the_first_step_every_gradient_counts() -> None:
 
 
 def test_a_step_that_a_scaler_left_out_is_no_accumulation_also_the_first() -> None:
+    torch.manual_seed(1)
     state, step = scaled(3e38)()
     for _ in range(2):
         step()
@@ -403,6 +489,18 @@ def accumulating() -> dict[str, Any]:
     model = net()
     backward(model)
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+
+
+def test_save_says_which_gradients_it_leaves_out_at_the_callers_line_once_it_is_done(tmp_path: Path) -> None:
+    state = accumulating()
+    with pytest.warns(CheckpointWarning, match=r"state\['optimizer'\] has gradients accumulated") as said:
+        saved = ckptd.save(tmp_path / "c", state, step=1)
+    assert said[0].filename == __file__
+    ckptd.verify(saved)
+    ckptd.save(tmp_path / "whole", {**state, "gradients": ckptd.Gradients(state["model"])}, step=1)
+    with pytest.raises(CheckpointWarning):  # as everywhere in these tests, warnings are errors
+        ckptd.save(tmp_path / "d", state, step=1)
+    ckptd.verify(tmp_path / "d")
 
 
 def test_gradients_that_are_in_the_state_are_not_lost() -> None:

@@ -13,7 +13,7 @@ What looks like that and isn't is no reason for a warning, so in doubt there is 
 - A backward pass through a model whose own optimizer stepped before (a GAN's discriminator): whoever steps last has
   the notes of all renewed.
 - A step that torch.compile took in: nothing is known of it.
-- An optimizer that is older than the hook and hasn't stepped since: it may have stepped before.
+- Gradients that are there when the hook comes into being: a step that nobody saw may have used them.
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ class _Stepped:
                 self._places[number] = _found(parameters, notes)
         self._steps += 1
 
+    def begin(self, notes: dict[int, _Note]) -> None:
+        """Note what is there as if it had stepped now; a group without any gradient need not be a frozen one."""
+        self.renew(notes)
+        self._places = [places or () for places in self._places]
+
 
 def _renewed(parameters: list[torch.Tensor], notes: dict[int, _Note]) -> bool:
     """Whether each of them has a gradient still; without one it has no note any more."""
@@ -121,15 +126,10 @@ class _Watch:
     def __init__(self) -> None:
         self.blind = False  #: a compiled step isn't noted
         self._notes: dict[int, _Note] = {}
-        self._stepped: dict[int, _Stepped] = {}
         self._sweep_at = 1024
-        # By the type's id: isinstance() would ask objects for their __class__, which may be code of the user's.
-        kinds = {id(kind) for kind in _with_subclasses(torch.optim.Optimizer)}
-        self._older = [weakref.ref(each) for each in gc.get_objects() if id(type(each)) in kinds]
-
-    def may_have_stepped(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is older than the watch: what it did before nobody has seen."""
-        return any(older() is optimizer for older in self._older)
+        self._stepped = {id(older): _Stepped(older) for older in _optimizers()}
+        for each in self._stepped.values():
+            each.begin(self._notes)
 
     def after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Torch calls it after each step of any optimizer."""
@@ -160,6 +160,14 @@ class _Watch:
                 yield parameter, note
 
 
+def _optimizers() -> list[torch.optim.Optimizer]:
+    """Those of this process that are whole: one may be in the making, or be a copy that has nothing yet."""
+    # By the type's id: isinstance() would ask objects for their __class__, which may be code of the user's.
+    kinds = {id(kind) for kind in _with_subclasses(torch.optim.Optimizer)}
+    found: list[Any] = [each for each in gc.get_objects() if id(type(each)) in kinds]
+    return [each for each in found if "param_groups" in vars(each)]
+
+
 def _with_subclasses(kind: type) -> Iterator[type]:
     yield kind
     below: list[type] = type.__subclasses__(kind)
@@ -176,15 +184,11 @@ def _noted(parameter: torch.Tensor, notes: dict[int, _Note]) -> bool:
     return True
 
 
-_watch = _Watch()
-register_optimizer_step_post_hook(_watch.after_step)
-
-
 def accumulated_in(state: Mapping[Any, Any]) -> str | None:
     """The key path of an optimizer of the state whose gradients grew since the last step and aren't in the state.
 
     None when there is none, or when it can't be told. Before the first step of all, every gradient that isn't
-    zero counts.
+    zero counts, unless it was there before this module.
     """
     if _watch.blind:
         return None
@@ -197,7 +201,7 @@ def accumulated_in(state: Mapping[Any, Any]) -> str | None:
         if any(notes):
             grown = _grown(own)
         else:
-            grown = None if _watch.may_have_stepped(optimizer) else _any_gradient(optimizer)
+            grown = _any_gradient(optimizer)
         if grown is None or _step_was_left_out(optimizer):
             continue
         if stored is None:
@@ -268,3 +272,7 @@ def _objects(value: Any, path: Path, depth: int) -> Iterator[tuple[Path, Any]]:
         if isinstance(inner, (Mapping, list, tuple)) and len(inner) <= _LONGEST_SEARCHED:
             for key, item in inner.items() if isinstance(inner, Mapping) else enumerate(inner):
                 yield from _objects(item, (*path, key), depth + 1)
+
+
+_watch = _Watch()
+register_optimizer_step_post_hook(_watch.after_step)

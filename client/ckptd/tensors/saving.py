@@ -15,8 +15,10 @@ from ckptd.link.metrics import plain_metrics
 from ckptd.names import DEFAULT_RUN, check_step
 from ckptd.snapshot.descriptor import Descriptor, Sharding
 from ckptd.snapshot.descriptor_codec import encode
+from ckptd.tensors.accumulation import accumulated_in
 from ckptd.tensors.capture import Captured, capture, copy_into
 from ckptd.versions import versions
+from ckptd.warning import warn
 
 
 def save(
@@ -41,6 +43,10 @@ def save(
         sharding: How tensors are divided into files; None is `Sharding()`.
         rng: Whether to store the global random generators too.
 
+    Warns:
+        CheckpointWarning: Gradients accumulated since the last optimizer step aren't in the state. Those that were
+            there before this process first used `save` or `Client` aren't seen: a step may have used them.
+
     Raises:
         UnstorableState: Something in the state can't be stored exactly. Nothing was written.
         InvalidArgument: A bad step, metric or state, or path exists. Nothing was written.
@@ -54,6 +60,12 @@ def save(
     data = memoryview(mmap.mmap(-1, max(1, captured.data_bytes)))
     copy_into(captured, data)
     write_checkpoint_folder(target, descriptor, data)
+    if (where := accumulated_in(state)) is not None:
+        warn(
+            f"{where} has gradients accumulated since its last step, and they are not in the checkpoint: a run resumed "
+            'from it lacks them. Add "gradients": ckptd.Gradients(model) to the state, or save right after '
+            "optimizer.step(). If the loop clears them before its next backward(), nothing is lost"
+        )
     return target
 
 
