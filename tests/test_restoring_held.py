@@ -90,6 +90,17 @@ def test_a_kept_copy_that_is_the_optimizers_own_state_gets_its_own(
     assert same(live["best"]["opt"], wanted[0])
 
 
+def test_a_kept_copy_that_is_a_schedulers_own_state_gets_its_own(tmp_path: Path) -> None:
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(trained()["optimizer"], [2, 4])
+    best = copy.deepcopy(scheduler.state_dict())
+    best["base_lrs"], best["last_epoch"] = [0.75], 9
+    loaded = through_disk(tmp_path, {"scheduler": scheduler, "best": best})
+    before = copy.deepcopy(scheduler.state_dict())
+    state = {"scheduler": scheduler, "best": scheduler.state_dict()}
+    apply_state(state, {"best": loaded["best"]}, only=["best"])
+    assert same(scheduler.state_dict(), before) and same(state["best"], best)
+
+
 def test_a_kept_tensor_that_is_tied_to_an_optimizers_in_the_checkpoint_stays_tied(tmp_path: Path) -> None:
     def state() -> dict[str, Any]:
         made = trained()
@@ -153,6 +164,13 @@ def sharing(kind: str, tensor: torch.Tensor) -> Any:
     return torch.optim.SGD(model.parameters(), lr=tensor)
 
 
+def sharing_of(owner: Any) -> torch.Tensor:
+    if isinstance(owner, InPlace):
+        return owner.shadow["w"]
+    tensor: torch.Tensor = owner.held if isinstance(owner, nn.Module) else owner.param_groups[0]["lr"]
+    return tensor
+
+
 @pytest.mark.parametrize("one", ["optimizer", "object", "buffer"])
 @pytest.mark.parametrize("other", ["optimizer", "object", "buffer"])
 def test_two_objects_that_share_a_tensor_and_had_two_values_are_refused(
@@ -170,7 +188,9 @@ def test_two_objects_that_share_a_tensor_and_had_two_values_are_refused(
     live = state(1.0)
     with pytest.raises(StateMismatch, match=r"state\['[ab]'\].* shares its memory with state\['[ab]'\]"):
         apply_state(live, loaded)
+    assert [sharing_of(live[name]).item() for name in "ab"] == [1, 1]
     apply_state(live, agreeing)
+    assert [sharing_of(live[name]).item() for name in "ab"] == [0.5, 0.5]
 
 
 def test_groups_of_one_optimizer_that_share_a_rate_still_come_apart(tmp_path: Path) -> None:
@@ -182,6 +202,22 @@ def test_groups_of_one_optimizer_that_share_a_rate_still_come_apart(tmp_path: Pa
     live = state(rate := torch.tensor(0.5), rate)
     apply_state(live, through_disk(tmp_path, state(torch.tensor(0.125), torch.tensor(0.25))))
     assert [group["lr"].item() for group in live["o"].param_groups] == [0.125, 0.25]
+
+
+def test_a_scheduler_that_holds_its_optimizers_rate_takes_another_value(tmp_path: Path) -> None:
+    """As its base_lrs do in torch 2.6; it keeps what it is given."""
+
+    def state(*, tied: bool) -> dict[str, Any]:
+        made = trained()
+        scheduler = torch.optim.lr_scheduler.StepLR(made["optimizer"], 1)
+        rate = made["optimizer"].param_groups[0]["lr"]
+        scheduler.base_lrs = [rate if tied else torch.tensor(0.5)]
+        return {**made, "scheduler": scheduler}
+
+    live = state(tied=True)
+    apply_state(live, through_disk(tmp_path, state(tied=False)))
+    assert live["scheduler"].base_lrs[0].item() == 0.5
+    assert live["optimizer"].param_groups[0]["lr"].item() == 0.125
 
 
 # --- what isn't restored ----------------------------------------------------------------------------
@@ -285,6 +321,45 @@ def test_a_stored_tie_of_a_component_that_was_removed_since_is_made(tmp_path: Pa
     live = {"a": [torch.zeros(2)], "n": 2}
     apply_state(live, loaded, rollback=True)
     assert live["b"].data_ptr() == live["a"][0].data_ptr()
+
+
+# --- a rollback at the top ------------------------------------------------------------------------
+
+
+def test_a_rollback_follows_the_stored_structure_at_the_top_too(tmp_path: Path) -> None:
+    with ckptd.Client(tmp_path, daemon="off") as client:
+        tensor, lost = torch.zeros(3), {"x": 1}
+        state: dict[str, Any] = {"model": nn.Linear(1, 1), "a": tensor, "b": lost, "c": [1]}
+        client.snapshot(1, state)
+        del state["b"], state["c"]
+        state |= {"number": 3, "tensor": torch.ones(2), "c": 4, "same": tensor.fill_(1)}
+        resumed = client.restore(state)
+        assert resumed is not None and resumed.dropped == (
+            "state['number']",
+            "state['tensor']",
+            "state['same']",
+        )
+        assert set(state) == {"model", "a", "b", "c"}
+        assert state["a"] is tensor and tensor.tolist() == [0, 0, 0]
+        assert (state["b"], state["c"]) == ({"x": 1}, [1])
+
+
+def test_objects_made_or_removed_since_refuse_a_rollback(tmp_path: Path) -> None:
+    with ckptd.Client(tmp_path, daemon="off") as client:
+        state: dict[str, Any] = {"model": nn.Linear(1, 1), "n": 1, "holder": {"m": nn.Linear(1, 1)}}
+        client.snapshot(1, state)
+        removed = state.pop("holder")
+        state |= {"new": nn.Linear(1, 1), "n": 2}
+        with pytest.raises(StateMismatch) as caught:
+            client.restore(state)
+        assert caught.value.faults == (
+            "state['new'] is not in the checkpoint",
+            "state['holder'] is in the checkpoint, not in the live state",
+        )
+        del state["new"]
+        state["holder"] = removed
+        client.restore(state)
+        assert state["n"] == 1
 
 
 # --- an object's state where None is live -----------------------------------------------------------

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.live_contents import IMMUTABLE_SCALARS
-from ckptd.tensors.optim import held_optimizer
+from ckptd.tensors.optim import held_optimizer, is_torch_form
 from ckptd.tensors.registered_tags import items_below
 from ckptd.tensors.restore_array import as_bytes
 from ckptd.tensors.restore_findings import Held
@@ -32,18 +32,21 @@ def held_by_objects(state: Mapping[Any, Any], components: Mapping[Any, Any]) -> 
         components: What is restored.
     """
     for path, owner in _objects(state, (), set()):
+        stored = _at(components, path)
         if isinstance(owner, torch.nn.Module):
             yield Held(path, (*owner.parameters(), *owner.buffers()))
             if has_own_form(owner):
-                yield Held(path, _state_of(owner), _at(components, path))
-        elif (optimizer := held_optimizer(owner)) is not None:
+                yield Held(path, _state_of(owner), stored)
+            continue
+        if (optimizer := held_optimizer(owner)) is not None:
             settings = [
                 {key: group[key] for key in group if key != "params"} for group in optimizer.param_groups
             ]
             yield Held(path, [list(optimizer.state.values()), settings])
-        else:  # a scheduler keeps what it is given, and copies nothing
-            stored = None if isinstance(owner, LRScheduler) else _at(components, path)
-            yield Held(path, _state_of(owner), stored)
+        if not isinstance(owner, torch.optim.Optimizer):
+            # A scheduler keeps what it is given, and copies nothing; what an optimizer copies its plan says.
+            known = isinstance(owner, LRScheduler) or is_torch_form(stored)
+            yield Held(path, _state_of(owner), None if known else stored)
 
 
 def _objects(value: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, Any]]:
