@@ -166,6 +166,7 @@ class Forgetful(samplers.Shuffling):
         return map(int, super().__iter__())
 
 
+@pytest.mark.filterwarnings("ignore:fetching changes sampler")  # said at once; the order, where it is seen
 def test_a_sampler_with_a_list_of_objects_is_said_when_its_order_comes_out_different() -> None:
     def make() -> ResumableLoader:
         return loader(sampler=Forgetful())
@@ -193,6 +194,7 @@ class AnyKind(Dataset[Any]):
         return 0
 
 
+@pytest.mark.filterwarnings("ignore:fetching changes sampler")  # said at once; the order, where it is seen
 @pytest.mark.parametrize(
     "kind",
     [

@@ -13,7 +13,19 @@ from torch.utils.data import IterableDataset, Sampler
 
 from ckptd import ResumableLoader
 from ckptd.errors import CheckpointWarning
-from loader_trace import EPOCH, SAMPLES, Augmented, assert_exact, draws, loader, position, resume, seed, trace
+from loader_trace import (
+    BATCH,
+    EPOCH,
+    SAMPLES,
+    Augmented,
+    assert_exact,
+    draws,
+    loader,
+    position,
+    resume,
+    seed,
+    trace,
+)
 
 
 class Caching(Augmented):
@@ -100,6 +112,43 @@ def test_in_a_later_epoch_that_only_reads_it_it_is_said(cut: int) -> None:
         resume(CACHING, positions[cut])
 
 
+class Record:
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class Remembering(Permuting):
+    """Keeps objects in a list that was empty; its order goes by them from the third index on."""
+
+    def __init__(self) -> None:
+        self.history: list[Record] = []
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(BATCH)
+        self.history.append(Record(3))
+        for index in range(BATCH, SAMPLES):
+            yield (index + sum(record.value for record in self.history)) % SAMPLES
+
+
+@pytest.mark.parametrize("batch", [BATCH, SAMPLES])
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_what_a_sampler_came_to_keep_and_cannot_be_recorded_is_said(cut: int, batch: int) -> None:
+    """Though no position was taken meanwhile, and though the order is the same so far."""
+
+    def make() -> ResumableLoader:
+        return loader(batch=batch, sampler=Remembering())
+
+    running = make()
+    list(running)
+    batches = iter(running)
+    for _ in range(min(cut, len(running))):
+        next(batches)
+    state = position(running)
+    assert state[0]["unrecorded"] == ["sampler.history"]
+    with pytest.warns(CheckpointWarning, match=r"fetching changes sampler\.history, which isn't recorded"):
+        make().load_state_dict(state[0])
+
+
 def test_a_position_of_before_that_has_no_such_list_is_said_too() -> None:
     _, positions = trace(lambda: loader(Stream()), EPOCH + 1)
     state, rng = positions[-1]
@@ -136,3 +185,18 @@ class Opening(Augmented):
 def test_what_is_opened_once_is_nothing_to_say(options: dict[str, Any]) -> None:
     """And a resumed run, which opens it again, stands where the other one stood."""
     assert_exact(lambda: loader(Opening(), **options), (1, 2, 3, 4, 5, 9), ahead=3)
+
+
+class AtItsEnd(Permuting):
+    def __init__(self) -> None:
+        self.history: list[Record] = []
+
+    def __iter__(self) -> Iterator[int]:
+        yield from range(SAMPLES)
+        self.history.append(Record(3))
+
+
+def test_what_a_sampler_keeps_at_its_end_is_said() -> None:
+    running = loader(batch=SAMPLES, sampler=AtItsEnd())
+    list(running)
+    assert running.state_dict()["unrecorded"] == ["sampler.history"]

@@ -99,6 +99,10 @@ class Memory:
                     found.setdefault(id(value), (holder.at(name), value))
         return dict(itertools.islice(found.values(), most))
 
+    def by_path(self) -> dict[str, OwnGenerator]:
+        """Every generator of the objects, each once."""
+        return self._generators()
+
     def live(self, *, fetched: bool) -> list[OwnGenerator]:
         """The generators that dataset and collate_fn hold, or that the others do; one may be there twice."""
         return [
@@ -225,6 +229,10 @@ class Memory:
             StateMismatch: No. Nothing was changed.
         """
         self._contents.check(record.get("contents", {}))
+
+    def read_contents(self) -> None:
+        """Find out what of that which samplers keep can't be recorded now: marks go by it."""
+        self._contents.read()
 
     def held(self) -> Held:
         """The containers that samplers hold now."""

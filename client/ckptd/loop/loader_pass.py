@@ -141,9 +141,9 @@ class Pass:
         """Whether the last fetch may have to be repeated with the generators that it drew from."""
         return self.streams is None and any(map(is_fetched, self.changed.get(HERE, ())))
 
-    def look(self) -> list[str]:
+    def look(self, *, again: bool = False) -> list[str]:
         """The paths of attributes that were changed, which isn't recorded."""
-        if self.watch is not None and self.steps != 1:  # after the first it has looked
+        if self.watch is not None and (again or self.steps != 1):  # after the first it has looked
             self.changed[HERE] = self.watch.look()
             # One that begins later: whether the loop drew before isn't known.
             if self.repeats and self.after is None:
@@ -152,7 +152,7 @@ class Pass:
 
     def left(self, *, workers: bool) -> set[str]:
         """Those of them that stay changed after the pass, as the workers do or don't."""
-        self.look()
+        self.look(again=True)
         return {path for at, paths in self.changed.items() if workers or at == HERE for path in paths}
 
 

@@ -120,10 +120,7 @@ def current(position: Mapping[str, Any]) -> Position:
 
 def say_unrecorded(position: Position) -> None:
     """Warn of what earlier epochs left somewhere where it isn't recorded."""
-    inside = position["pass"] is not None and position["pass"]["steps"] > 0
-    paths = [
-        path for path in position["unrecorded"] if is_fetched(path) or not inside
-    ]  # the order is compared
+    paths = position["unrecorded"]
     if paths:
         warn_after(
             f"fetching changes {', '.join(paths)}, which isn't recorded: what earlier epochs left there is missing now, "

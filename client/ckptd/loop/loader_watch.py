@@ -28,6 +28,7 @@ class Watch:
 
     def look(self) -> list[str]:
         """The paths of what was changed since the start, in their order."""
+        self._memory.read_contents()
         now, opened = self._marks(), set()
         if now != self._base:
             changed = {spot for spot in {**self._base, **now} if self._base.get(spot) != now.get(spot)}
