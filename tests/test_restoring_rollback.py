@@ -165,6 +165,31 @@ def test_a_restored_checkpoint_is_known_and_one_before_it_is_not(tmp_path: Path)
         assert same(live, {"m": {"1": torch.ones(1)}})
 
 
+def test_a_later_checkpoint_of_an_older_script_is_no_rollback(tmp_path: Path) -> None:
+    saved(tmp_path, *({"m": {"1": torch.ones(1)}} for _ in range(5)))
+    live: dict[str, Any] = {"m": {"1": torch.zeros(1), "new": torch.ones(1)}}
+    with ckptd.Client(tmp_path, daemon="off") as client:
+        client.restore(live, step=1, strict=False)
+        client.snapshot(2, live)
+        with pytest.raises(StateMismatch, match=r"\['new'\] is not in the checkpoint"):
+            client.restore(live, step=5)
+        assert set(live["m"]) == {"1", "new"}
+
+
+def test_what_this_client_made_is_known_and_what_it_restored_in_part_is_not(tmp_path: Path) -> None:
+    saved(tmp_path, {"m": {"1": torch.ones(1)}, "n": 1})
+    live: dict[str, Any] = {"m": {"1": torch.zeros(1)}, "n": 0}
+    with ckptd.Client(tmp_path, daemon="off") as client:
+        client.restore(live, only=["m"])
+        live["m"]["2"] = torch.ones(1)
+        with pytest.raises(StateMismatch, match="is not in the checkpoint"):
+            client.restore(live)
+        client.snapshot(2, live)
+        live["m"]["3"] = torch.ones(1)
+        client.restore(live)
+        assert set(live["m"]) == {"1", "2"}
+
+
 def test_a_checkpoint_of_another_run_is_never_a_rollback(tmp_path: Path) -> None:
     path = ckptd.save(tmp_path / "other", {"m": {"1": torch.ones(1)}}, step=5)
     live: dict[str, Any] = {"m": {"1": torch.zeros(1), "2": torch.zeros(1)}}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -45,11 +46,13 @@ def plan_module(found: Findings, live: torch.nn.Module, stored: Any, path: Path)
 
     def write() -> Any:
         own = type(live).load_state_dict is not torch.nn.Module.load_state_dict
-        if own and found.strict:
-            live.load_state_dict(rest)
-        else:
-            # The names were compared above; torch refuses too late, and refuses what hooks have left out.
-            live.load_state_dict(rest, strict=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Casting complex values to real")  # which was said by name
+            if own and found.strict:
+                live.load_state_dict(rest)
+            else:
+                # The names were compared above; torch refuses too late, and refuses what hooks have left out.
+                live.load_state_dict(rest, strict=False)
         return live
 
     return write
