@@ -219,7 +219,8 @@ class Client:
                 is left out is untouched, and named in `not_asked`. None means all.
             strict: False lets names be missing on either side, and tensors have another shape: they are left alone
                 and reported by key path. Optimizers may have other parameter groups, or be of another class: how they
-                differ is in `tolerated`. What the live objects themselves refuse is refused all the same.
+                differ is in `tolerated`, and so is what has another kind or dtype. What the live objects themselves
+                refuse is refused all the same.
 
         Returns:
             What was restored, or None when the run has no checkpoint yet: a fresh start.

@@ -88,17 +88,18 @@ class StateMismatch(CkptdError, ValueError):
     Attributes:
         faults: Each thing that doesn't fit, all of them: `seen` may show only the first few. Empty when
             `seen` is the whole story.
+        strict_only: Whether `strict=False` would take all of it.
     """
 
     def __init__(
         self, what: str, *, where: str = "", seen: str = "", wanted: str = "", todo: str = "",
-        faults: tuple[str, ...] = (),
+        faults: tuple[str, ...] = (), strict_only: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(what, where=where, seen=seen, wanted=wanted, todo=todo)
-        self.faults = faults
+        self.faults, self.strict_only = faults, strict_only
 
     def _more(self) -> dict[str, Any]:
-        return {"faults": self.faults}
+        return {"faults": self.faults, "strict_only": self.strict_only}
 
 
 class UnsupportedTorch(CkptdError):

@@ -49,8 +49,9 @@ class Resumed:
         reshaped: Key paths of tensors that have another shape in the checkpoint; they keep their values.
         not_asked: Names of the components that the checkpoint has and `only` left out.
         dropped: Key paths of entries of live dicts that the checkpoint lacks: they were removed.
-        tolerated: With `strict=False`: parameter groups and classes of optimizers that differ, each with its key path, in
-            words: how they differ, and whose settings each group has now.
+        tolerated: With `strict=False`: what differs and was taken all the same, each with its key path, in words: parameter
+            groups (and whose settings each has now) and classes of optimizers, values of another kind or dtype, numbers
+            that were rounded; and optimizer state that couldn't be taken.
         sequence: The checkpoint's commit counter; None when it isn't one of this run.
         run_seconds: Training seconds of the run up to it; 0.0 when it isn't one of this run (a warm start), whose
             seconds begin anew.

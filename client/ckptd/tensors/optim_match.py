@@ -37,6 +37,12 @@ _LIKE_PARAMETER: Final = frozenset(
 #: A name, or ("#", group, which of the unnamed in it) for a parameter that has none.
 _Key: TypeAlias = Any
 
+_WITHOUT_NAMES: Final = (
+    "where names are unknown, in the checkpoint or here, only equal numbers say which parameter is which, so strict=False "
+    "doesn't take it either: put the module into the state, before it is saved too"
+)
+_SPANS: Final = "its state is one vector over all parameters, and they are"
+
 
 @dataclass(frozen=True, slots=True)
 class Matching:
@@ -50,7 +56,8 @@ class Matching:
         reshaped: Live parameters whose stored counterpart has another shape.
         faults: What refuses a strict restore, each in words; empty when everything fits.
         fatal: What refuses any restore.
-        regrouped: How the groups differ and whose settings are taken, each in words, for a restore that isn't strict.
+        regrouped: For a restore that isn't strict, each in words: how the groups differ and whose settings are taken; why
+            state that spans all parameters is left out.
         pairs: Every live parameter that has a stored counterpart, of whatever shape.
     """
 
@@ -108,7 +115,7 @@ def _by_position(
         if len(ours) != len(theirs)
     )
     if faults:
-        # Without names only equal counts say that the same parameter stands at the same place.
+        faults = (*faults, _WITHOUT_NAMES)
         return Matching((), (), (), (), (), faults, faults)
     pairs = [
         Match(
@@ -217,13 +224,12 @@ def _checked(
     faults += [f"{name} is not in the checkpoint" for name in missing]
     faults += [f"{name} is in the checkpoint, not in the live optimizer" for name in unused]
     faults += wrong.values()
+    regrouped = (*grouping.faults, *grouping.taken)
     if (faults or not _same_order(fits, stored)) and _spans_parameters(optimizer, stored):
-        faults = faults or ["its state is one vector over all parameters, and they are in another order"]
-        missing, fits = [match.live_as for match in fits] + missing, ()
+        faults, fits = faults or [f"{_SPANS} in another order"], ()
+        regrouped = (*regrouped, f"{_SPANS} not the same ones in the same order: it was left out")
     lists = (tuple(missing), tuple(unused), tuple(reshaped), tuple(faults))
-    return Matching(
-        fits, grouping.sources, *lists, regrouped=(*grouping.faults, *grouping.taken), pairs=tuple(pairs)
-    )
+    return Matching(fits, grouping.sources, *lists, regrouped=regrouped, pairs=tuple(pairs))
 
 
 def _spans_parameters(optimizer: Any, stored: Mapping[str, Any]) -> bool:

@@ -52,7 +52,7 @@ def match_optimizer(
         raise _mismatch(["not the state of an optimizer"])
     other = compare_class(optimizer, recorded, stored["param_groups"], may_adapt=hooked)
     if found.fatal or (strict and (found.faults or other.faults)):
-        raise _mismatch(found.fatal or (*found.faults, *other.faults))
+        raise _mismatch(found.fatal or (*found.faults, *other.faults), strict_only=not found.fatal)
     return _planned(owner, optimizer, stored, found, other)
 
 
@@ -79,12 +79,13 @@ def _is_of_its_own(stored: Mapping[str, Any], found: Matching) -> bool:
     return SHAPES not in stored and (not numbered or bool(found.fatal))
 
 
-def _mismatch(faults: Sequence[str]) -> StateMismatch:
+def _mismatch(faults: Sequence[str], *, strict_only: bool = False) -> StateMismatch:
     return StateMismatch(
         "the optimizer doesn't fit",
         seen=shorten(list(faults)),
         todo="make the optimizer over the same parameters and groups as when it was saved",
         faults=tuple(faults),
+        strict_only=strict_only,
     )
 
 

@@ -26,7 +26,7 @@ def plan_array(found: Findings, live: numpy.ndarray, stored: Any, path: Path) ->
         if stored is None:
             return lambda: live
     if not isinstance(stored, numpy.ndarray):
-        return found.wrong_kind(live, stored, path) if found.strict else found.given(stored)
+        return found.other_kind(live, stored, path)
     if found.follows and (stored.shape, stored.dtype) != (live.shape, live.dtype):
         return lambda: stored
     if stored.shape != live.shape:
@@ -34,8 +34,7 @@ def plan_array(found: Findings, live: numpy.ndarray, stored: Any, path: Path) ->
         found.held.append(Held(path, live))
         return lambda: live
     if stored.dtype != live.dtype:
-        if found.strict:
-            found.problem(path, f"is {stored.dtype}, live {live.dtype}")
+        found.differs(path, f"is {stored.dtype}, live {live.dtype}")
         return lambda: stored
     if not live.flags.writeable:
         return lambda: stored

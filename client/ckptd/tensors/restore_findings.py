@@ -54,7 +54,8 @@ class Findings:
         unused: Key paths stored but not live, tolerated.
         reshaped: Key paths of tensors whose shapes differ, tolerated: they keep their values.
         dropped: Key paths of live dicts' entries that the checkpoint lacks and that will be removed.
-        tolerated: Parameter groups and classes of optimizers that differ, tolerated; each with its key path, in words.
+        tolerated: What was taken though it differs: an optimizer's groups, class or state, another kind or dtype, a
+            number that was rounded; each with its key path, in words.
         warnings: What to say once nothing refuses the restore; and again, what showed while it was written.
         targets: The tensors that will be written in place.
         held: What objects hold, and data that keeps its value: not in the checkpoint, of another shape, or not asked for.
@@ -64,6 +65,7 @@ class Findings:
     def __init__(self, *, strict: bool, follows: bool = False) -> None:
         self.strict, self.follows = strict, follows
         self.problems: list[str] = []
+        self._strict_only = 0  # of the problems, those that wouldn't refuse with strict=False
         self.missing: list[str] = []
         self.unused: list[str] = []
         self.reshaped: list[str] = []
@@ -90,12 +92,14 @@ class Findings:
     def raise_problems(self) -> None:
         """Raise StateMismatch with all of them in `faults`, when there are any."""
         if self.problems:
+            strict_only = self._strict_only == len(self.problems)
             raise StateMismatch(
                 "the checkpoint doesn't fit the live state",
                 where="state",
                 seen=shorten(self.problems),
-                todo="build the state as it was when it was saved, or pass strict=False or only=[…]",
+                todo=f"build the state as it was when it was saved, or pass {'strict=False or ' * strict_only}only=[…]",
                 faults=tuple(self.problems),
+                strict_only=strict_only,
             )
 
     def warn(self, say: Callable[[str], None] = warn) -> None:
@@ -120,10 +124,24 @@ class Findings:
         """Enter what an object said that was asked whether a stored state fits it."""
         for fault in error.faults or (str(error),):
             self.problems.append(f"{keypath.show(path)}: {fault}")
+            self._strict_only += error.strict_only
+
+    def differs(self, path: Path, fault: str) -> None:
+        """Enter what is refused when strict, else taken over as it is in the checkpoint."""
+        if self.strict:
+            self._strict_only += 1
+            self.problem(path, fault)
+        else:
+            self.tolerated.append(f"{keypath.show(path)} {fault}")
 
     def wrong_kind(self, live: Any, stored: Any, path: Path) -> Write:
-        self.problem(path, f"is {kind_of(stored)} in the checkpoint, {kind_of(live)} in the live state")
+        self.problem(path, _kinds(live, stored))
         return lambda: live
+
+    def other_kind(self, live: Any, stored: Any, path: Path) -> Write:
+        """The write of a value of another kind: refused when strict, else set in what holds it."""
+        self.differs(path, _kinds(live, stored))
+        return self.given(stored)
 
     def missing_at(self, path: Path, advice: str = "") -> None:
         self._tolerate(self.missing, path, f"is not in the checkpoint{advice}")
@@ -150,6 +168,10 @@ class Findings:
 
     def _tolerate(self, found: list[str], path: Path, fault: str) -> None:
         if self.strict:
-            self.problem(path, fault)
+            self.differs(path, fault)
         else:
             found.append(keypath.show(path))
+
+
+def _kinds(live: Any, stored: Any) -> str:
+    return f"is {kind_of(stored)} in the checkpoint, {kind_of(live)} in the live state"

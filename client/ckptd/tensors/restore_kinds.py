@@ -24,8 +24,8 @@ def plan_replaced(found: Findings, live: Any, stored: Any, path: Path) -> Write:
     if live is None and holds_optimizer(stored):
         found.unused_at(path)
         return lambda: live
-    if found.strict and not found.follows and not same_kind(live, stored):
-        return found.wrong_kind(live, stored, path)
+    if not found.follows and not same_kind(live, stored):
+        return found.other_kind(live, stored, path)
     return found.given(stored)
 
 

@@ -25,13 +25,14 @@ def as_shaped(found: Findings, live: _Live, stored: Any, path: Path) -> _Live | 
     """
     number = stored.item() if isinstance(stored, numpy.generic) else stored
     made = _filled(live, number)
-    if made is not None and (_equal(made.item(), number) or not found.strict):
+    if made is not None and _equal(made.item(), number):
         return made
-    found.problem(
-        path,
-        f"is {kind_of(stored)} {number!r} in the checkpoint, which {live.dtype} in the live state can't hold exactly",
-    )
-    return None
+    fault = f"is {kind_of(stored)} {number!r} in the checkpoint, which {live.dtype} in the live state can't hold exactly"
+    if made is None:
+        found.problem(path, fault)
+        return None
+    found.differs(path, fault)
+    return None if found.strict else made
 
 
 def _filled(live: _Live, number: Any) -> _Live | None:

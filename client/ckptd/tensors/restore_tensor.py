@@ -99,9 +99,9 @@ def fits_shape(
     if live.shape != stored.shape and not any_shape:
         found.reshaped_at(path, live, stored)
         return False
-    if live.dtype != stored.dtype and found.strict:
-        found.problem(path, f"is {stored.dtype}, live {live.dtype}")
-        return False
+    if live.dtype != stored.dtype:
+        found.differs(path, f"is {stored.dtype}, live {live.dtype}")
+        return not found.strict
     return True
 
 

@@ -33,8 +33,8 @@ class RestoreReport:
         unused: In the checkpoint and not live; they were ignored.
         reshaped: Tensors of another shape in the checkpoint; they keep their values.
         not_asked: Names of the checkpoint's components that `only` left out.
-        tolerated: Parameter groups and classes of optimizers that differ and were taken all the same, each with its
-            key path, in words: how they differ, and whose settings each group has now.
+        tolerated: What differs and was taken all the same, each with its key path, in words: parameter groups (and whose
+            settings each has now) and classes of optimizers, values of another kind or dtype, numbers that were rounded.
         dropped: Entries of live dicts that the checkpoint lacks, by full key path; they were removed.
     """
 
@@ -85,9 +85,9 @@ def apply_state(
         state: As for a snapshot.
         components: As `ckptd.load` gives them. Their tensors become the live state's: use them once.
         strict: True refuses anything that has no counterpart, other shapes, dtypes and kinds. False reports the
-            first two by key path and leaves them alone, converts dtypes where torch would, and takes what is
-            set in its container, or stands for an array, as it was stored; settings of other parameter groups go by
-            the names of the parameters, and that is reported in words (`tolerated`). Whatever
+            first two by key path and leaves them alone, and reports in words what it takes (`tolerated`): dtypes are
+            converted where torch would, what is set in its container, or stands for an array, comes as it was
+            stored, and settings of other parameter groups go by the names of the parameters. Whatever
             an object refuses itself (`check_state_dict`, a scheduler of another class) is refused all the same.
         only: Restore just these components ("rng" is one); the others are left alone. None means all.
         rollback: The checkpoint is known to be of this very state as it was earlier in this process. Then plain data takes
