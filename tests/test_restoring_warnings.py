@@ -23,6 +23,8 @@ from ckptd.disk.rootdir import Root
 from ckptd.disk.series import read_series
 from ckptd.errors import CheckpointWarning
 from ckptd.names import DEFAULT_RUN
+from ckptd.tensors.restoring import apply_state
+from ckptd.tensors.tag_reader import GeneratorElsewhere
 from round_trip import same
 
 
@@ -149,6 +151,13 @@ def test_a_loader_set_by_itself_is_set_whole_too(tmp_path: Path) -> None:
     with pytest.raises(CheckpointWarning, match="num_workers"):
         live["loader"].load_state_dict(state["loader"].state_dict())
     assert live["loader"].batch_in_epoch == 3
+
+
+def test_a_generator_of_a_device_that_isnt_here_is_said_before_anything_is_written() -> None:
+    live = {"n": [1], "draws": np.random.default_rng(1)}
+    with pytest.raises(CheckpointWarning, match=r"\['draws'\]: the checkpoint holds a generator of cuda:0"):
+        apply_state(live, {"n": [2], "draws": GeneratorElsewhere("cuda:0", b"")}, only=["n", "draws"])
+    assert live["n"] == [1]
 
 
 def test_a_warning_of_a_restore_points_at_the_callers_line(tmp_path: Path) -> None:
