@@ -18,6 +18,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from ckptd.loop import loader_position as positions
+from ckptd.loop.loader_ahead import say_read_ahead
 from ckptd.loop.loader_batches import Batches
 from ckptd.loop.loader_kind import Kinds
 from ckptd.loop.loader_memory import Memory, Record
@@ -281,6 +282,7 @@ class ResumableLoader:
 
     def _take(self, position: Position) -> None:
         positions.say_other_workers(position, self._kinds.now())
+        say_read_ahead(position, self._kinds.now())
         positions.say_unrecorded(position)
         if self._pass is not None:
             self._leave(self._pass)

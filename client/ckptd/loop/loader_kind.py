@@ -86,14 +86,6 @@ def _other(said: str, name: str, live: Any, stored: Any) -> StateMismatch:
     )  # fmt: skip
 
 
-def reads_ahead(kind: Mapping[str, Any]) -> int | None:
-    """How many batches its workers are given before they are yielded; None if it isn't known."""
-    workers, prefetch = kind.get("workers"), kind.get("prefetch")
-    if not workers:
-        return 0
-    return workers * prefetch if isinstance(workers, int) and isinstance(prefetch, int) else None
-
-
 def _size(of: Any) -> int | None:
     try:
         return len(of)

@@ -63,6 +63,14 @@ class Line:
             for generator, state in outside:
                 set_generator(generator, state)
 
+    def apart(self) -> list[str]:
+        """The paths of the generators that aren't where the sampler's last step left them: others draw from them too."""
+        left = self._left or {}
+        return sorted(
+            path for path, one in self._memory.by_path().items()
+            if id(one) in left and left[id(one)][1] != read_generator(one)
+        )  # fmt: skip
+
     def _apart(self) -> AbstractContextManager[None]:
         return self._streams() if self._streams is not None and self._left is not None else nullcontext()
 

@@ -65,6 +65,7 @@ class Steps(Iterator[Any]):
         # With rewind too, though only ready() takes its steps: it may draw here, before torch seeds the workers.
         self._indices: Iterator[Any] = iter(order.sampler)
         self._line = line_of(order.sampler, beginning.of, order.memory)
+        beginning.of.apart = self._line.apart if self._line is not None else None
         self._ready = False
         self._held: list[Any] = []
 

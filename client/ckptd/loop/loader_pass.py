@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -46,6 +47,7 @@ class Pass:
         over: Whether it came to its end.
         streams: The global generators of the fetches; None where they draw from the process's.
         held: The containers that samplers hold as far as their own steps go.
+        apart: Gives the paths of generators that others than the sampler drew from; None where it draws all at once.
         line: Whether what the sampler draws on the way is a line of its own; not in positions of before.
     """
 
@@ -72,6 +74,7 @@ class Pass:
     over: bool = False
     streams: Streams | None = None
     held: Held = field(default_factory=dict)
+    apart: Callable[[], list[str]] | None = None
     line: bool = True
     _ahead: int = 0
 

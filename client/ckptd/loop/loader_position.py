@@ -25,10 +25,10 @@ _POSITION: Final[dict[str, Any]] = {
 _PASS: Final[dict[str, Any]] = {
     "start": dict, "first": _OPTIONAL, "birth": bool, "batches": int, "steps": int, "check": int,
     "workers": _LISTS, "workers_at_start": _LISTS, "changed": str, "exhausted": bool, "last": _OPTIONAL, "loop_draws": bool,
-    "streams": bool, "proofs": list, "line": bool, "rebound": list,
+    "streams": bool, "proofs": list, "line": bool, "rebound": list, "apart": _LISTS,
 }  # fmt: skip
 #: What positions of before lack.
-_NEWER: Final[dict[str, Any]] = {"streams": False, "proofs": [], "line": False, "rebound": []}
+_NEWER: Final[dict[str, Any]] = {"streams": False, "proofs": [], "line": False, "rebound": [], "apart": None}
 
 
 def of_pass(of: Pass, memory: Memory) -> dict[str, Any]:
@@ -45,6 +45,7 @@ def of_pass(of: Pass, memory: Memory) -> dict[str, Any]:
         "exhausted": of.exhausted, "last": of.last if of.repeats else None, "loop_draws": of.loop_draws and of.repeats,
         "proofs": [proof.plain(again=not changed and of.kind["dataset"] == "map") for proof in of.proofs],
         "streams": of.streams is not None, "line": of.line, "rebound": memory.rebound(of.held),
+        "apart": of.apart() if of.apart is not None else None,
     }  # fmt: skip
 
 

@@ -12,8 +12,9 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from ckptd.errors import CheckpointWarning
+from ckptd.loop.loader_ahead import as_run, differs
 from ckptd.loop.loader_batches import Batches
-from ckptd.loop.loader_memory import Memory
+from ckptd.loop.loader_memory import Memory, Record
 from ckptd.loop.loader_order import Beginning
 from ckptd.loop.loader_pass import Pass
 from ckptd.loop.loader_position import Position
@@ -80,6 +81,7 @@ class Resume:
                 pass
             elif self._is_proof() and differ(self._proofs, of.proofs):
                 say_other_data(stacklevel=5)
+            found = self._with_sampler(found, view)
         finally:
             # load_state_dict may have left the dataset a note for when it begins, which stays.
             values = self.way.how != "load" or bool(self._of["exhausted"])
@@ -98,12 +100,21 @@ class Resume:
         _log.info("loader.resumed by=%s batches=%d why=%s", self.way.how, of.batches, self.way.why)
         return view, of, batches
 
+    def _with_sampler(self, found: Record, view: View) -> Record:
+        """The memory found, but for what of the sampler belongs to another number of batches read ahead."""
+        live = {"workers": self._loader.num_workers, "prefetch": self._loader.prefetch_factor}
+        apart = self._of.get("apart")  # older positions lack it
+        if view.order is None or apart is None or not differs(self._position["kind"], live):
+            return found
+        return as_run(found, self._memory.own(), apart=apart, rebound=self._of.get("rebound", []))
+
     def _put_states(self) -> None:
         """state_dicts of the dataset's side; the sampler's side has just been run to where it was."""
         now = self._position["now"]
         states = {k: v for k, v in now["states"].items() if k.startswith(("dataset", "collate_fn"))}
         if states:
-            self._memory.put({"states": states, "generators": now["generators"]}, values=False)
+            stand = self._memory.draws()["generators"]
+            self._memory.put({"states": states, "generators": stand}, values=False)
 
     def _attempt(self) -> tuple[View, Pass, Batches]:
         stored, how = self._of, self.way.how
