@@ -174,7 +174,7 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _overwritten(group: list[Target]) -> list[Target]:
-    if not group:
+    if not group or (len(group) == 1 and not _may_overlap_itself(group[0].live)):
         return []
     start = min(target.live.data_ptr() for target in group) // _ALIGNMENT * _ALIGNMENT
     if any(target.live.data_ptr() % target.live.itemsize for target in group):
