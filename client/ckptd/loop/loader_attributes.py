@@ -119,11 +119,23 @@ class Holder:
 
     def takes(self, name: str) -> bool:
         """Whether an attribute of that name can be made in it."""
-        return self._is_open() and name.isidentifier() and name[:2] != "__" and _is_free(type(self.of), name)
+        if name in self._slots:
+            return True
+        return self._is_open() and _is_name(name) and _is_free(type(self.of), name)
+
+    def makes(self, name: str) -> bool:
+        """Whether an attribute of that name may be made at its first use; a cell, or one of a class, too."""
+        if self._function:
+            return name in dict(self.items())
+        if isinstance(self.of, type):
+            return _is_name(name) and not callable(getattr(self.of, name, None))
+        return self.takes(name)
 
     def drop(self, name: Any) -> None:
         """Delete an attribute, if it has it."""
-        if self._is_open():
+        if name in self._slots and hasattr(self.of, name):
+            object.__delattr__(self.of, name)
+        elif self._is_open():
             vars(self.of).pop(name, None)
 
     def _is_open(self) -> bool:
@@ -251,6 +263,10 @@ def _cells(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # not assigned yet
             continue
+
+
+def _is_name(name: str) -> bool:
+    return name.isidentifier() and name[:2] != "__"
 
 
 def _is_free(kind: type, name: str) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ckptd.loop.loader_attributes import PLAIN, SIZED
+from ckptd.loop.loader_rng import is_generator
 
 Mark = Any  #: comparable within one process only
 
@@ -65,7 +66,7 @@ def _mark(value: Any, left: list[int], depth: int) -> Mark:
         return ("data", Same(value), 0 if value.is_inference() else value._version)
     if isinstance(value, np.generic):
         return ("data", kind, value.tobytes())
-    return ("object", Same(value))
+    return ("data" if is_generator(value) else "object", Same(value))
 
 
 def _mark_container(value: Any, left: list[int], depth: int) -> Mark:

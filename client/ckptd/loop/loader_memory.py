@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ckptd.errors import StateMismatch
-from ckptd.loop.loader_attributes import MAX_HOLDERS, PLAIN, recordable, walk
+from ckptd.loop.loader_attributes import MAX_HOLDERS, PLAIN, Holder, recordable, walk
 from ckptd.loop.loader_contents import Held, contents_of
-from ckptd.loop.loader_first_use import place_of, undo
+from ckptd.loop.loader_first_use import has_place, place_of, undo
 from ckptd.loop.loader_marks import Mark, Marker
 from ckptd.loop.loader_rng import (
     OwnGenerator,
@@ -81,7 +81,10 @@ class Memory:
         self._contents = contents_of(
             roots, [one for one in open_ones if is_sampler(one[1].path)], self._covered
         )
-        self._at_first = set(self._generators(None))
+        self._at_first = {
+            holder.at(name) for holder in self._holders for name, value in holder.items()
+            if type(value) not in PLAIN and is_generator(value)
+        }  # fmt: skip
         self.too_many = "" if whole else f"{MAX_HOLDERS} objects"
         if not self.too_many and len(self._generators(None)) > MAX_GENERATORS:
             self.too_many = f"{MAX_GENERATORS} generators"
@@ -95,9 +98,13 @@ class Memory:
         found: dict[int, tuple[str, OwnGenerator]] = {}
         for holder in self._holders:
             for name, value in holder.items():
-                if type(value) not in PLAIN and is_generator(value):
+                if type(value) not in PLAIN and is_generator(value) and self._records(holder, name):
                     found.setdefault(id(value), (holder.at(name), value))
         return dict(itertools.islice(found.values(), most))
+
+    def _records(self, holder: Holder, name: Any) -> bool:
+        """Whether a generator there can be put back in a new loader: one that a list came to hold can't."""
+        return holder.at(name) in self._at_first or has_place(holder, name)
 
     def by_path(self) -> dict[str, OwnGenerator]:
         """Every generator of the objects, each once."""
@@ -257,7 +264,9 @@ class Memory:
             for name, value in holder.items():
                 if name in baseline and (value is baseline[name] or recordable(name, baseline[name], value)):
                     continue
-                if name == _HOOK or is_generator(value) or self._contents.holds(number, name, value):
+                if is_generator(value) and self._records(holder, name):
+                    continue
+                if name == _HOOK or self._contents.holds(number, name, value):
                     continue
                 found[number, name] = marker.mark((number, name), value)
         return found
