@@ -20,26 +20,33 @@ _Is: TypeAlias = Callable[[Any], bool]
 
 def holds_object(value: Any) -> bool:
     """Whether value is or holds an object with a state of its own, or a generator: what no checkpoint can make."""
-    return _holds(value, _is_object)
+    return holds(value, _is_object)
 
 
 def holds_live(value: Any) -> bool:
     """Whether something in value is restored in place: a tensor, module, generator or other object."""
-    return _holds(value, lambda one: isinstance(one, torch.Tensor) or _is_object(one))
+    return holds(value, lambda one: isinstance(one, torch.Tensor) or _is_object(one))
 
 
 def is_plain(value: Any) -> bool:
     """Whether value is data alone: neither objects nor tensors nor arrays are in it."""
-    return not _holds(value, lambda one: isinstance(one, (torch.Tensor, numpy.ndarray)) or _is_object(one))
+    return not holds(value, lambda one: isinstance(one, (torch.Tensor, numpy.ndarray)) or _is_object(one))
 
 
 def _is_object(value: Any) -> bool:
     return isinstance(value, GENERATORS) or has_state_dict(value)
 
 
-def _holds(value: Any, is_one: _Is, depth: int = 0) -> bool:
-    if type(value) in IMMUTABLE_SCALARS:
-        return False
-    if is_one(value):
-        return True
-    return depth < 100 and any(_holds(item, is_one, depth + 1) for _, item in items_below(value))
+def holds(value: Any, is_one: _Is) -> bool:
+    """Whether value is one that is_one is true of, or holds one."""
+    seen: dict[int, Any] = {}  # what stands in many places, or in itself, is looked into once
+
+    def look(value: Any, depth: int) -> bool:
+        if type(value) in IMMUTABLE_SCALARS or id(value) in seen:
+            return False
+        seen[id(value)] = value
+        if is_one(value):
+            return True
+        return depth < 100 and any(look(item, depth + 1) for _, item in items_below(value))
+
+    return look(value, 0)

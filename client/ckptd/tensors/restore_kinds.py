@@ -12,7 +12,7 @@ import torch
 
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.capture import has_state_dict
-from ckptd.tensors.live_contents import IMMUTABLE_SCALARS
+from ckptd.tensors.live_contents import IMMUTABLE_SCALARS, holds
 from ckptd.tensors.optim import SHAPES, is_torch_form
 from ckptd.tensors.registered_tags import items_below
 from ckptd.tensors.restore_findings import Findings, Write
@@ -85,10 +85,8 @@ def holds_optimizer(value: Any, depth: int = 0) -> bool:
     return depth < 100 and any(holds_optimizer(item, depth + 1) for _, item in items_below(value))
 
 
-def _holds_object(value: Any, depth: int = 0) -> bool:
-    if has_state_dict(value):
-        return True
-    return depth < 100 and any(_holds_object(item, depth + 1) for _, item in items_below(value))
+def _holds_object(value: Any) -> bool:
+    return holds(value, has_state_dict)
 
 
 def _holds_state(value: Any, depth: int = 0) -> bool:
