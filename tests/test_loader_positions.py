@@ -12,7 +12,7 @@ from torch.utils.data import RandomSampler
 
 import ckptd
 from ckptd import ResumableLoader, capture_rng_state
-from ckptd.errors import StateMismatch
+from ckptd.errors import InvalidArgument, StateMismatch
 from ckptd.loop.loader_position import SCHEMA
 from ckptd.tensors.capture import capture
 from ckptd.tensors.restoring import apply_state
@@ -159,6 +159,28 @@ def test_a_position_taken_earlier_is_not_changed_by_later_steps(workers: int) ->
     before = repr(state)
     list(batches)
     assert repr(state) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("yielded", [0, 1, 4])
+def test_an_iterator_of_before_a_restore_is_refused_and_a_new_one_goes_on(
+    workers: int, persistent: bool, yielded: int
+) -> None:
+    running = loader(num_workers=workers, persistent_workers=persistent and workers > 0)
+    batches = iter(running)
+    for _ in range(yielded):
+        next(batches)
+    at = running.state_dict()
+    running.load_state_dict(at)
+    for _ in range(2):
+        with pytest.raises(InvalidArgument, match=r"restored since this iterator was made.*begin a new one"):
+            next(batches)
+    new = iter(running)
+    assert len(list(new)) == 4 - yielded
+    with pytest.raises(InvalidArgument):
+        next(batches)
 
 
 def test_checking_a_position_changes_nothing() -> None:

@@ -18,8 +18,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from ckptd.loop import loader_position as positions
-from ckptd.loop.loader_ahead import say_read_ahead
-from ckptd.loop.loader_batches import Batches
+from ckptd.loop.loader_batches import Batches, refuse_old_iterator
 from ckptd.loop.loader_kind import Kinds
 from ckptd.loop.loader_memory import Memory, Record
 from ckptd.loop.loader_order import Beginning
@@ -102,6 +101,7 @@ class ResumableLoader:
         self._unrecorded: set[str] = set()  # attributes that passes before changed
         self._left_here: set[str] = set()  # those of them that are so in this process
         self._resumed_by: Way | None = None
+        self._restored = 0  # how often a position was taken over
 
     @property
     def epoch(self) -> int:
@@ -119,9 +119,8 @@ class ResumableLoader:
     def resumes_by(self) -> str:
         """How a resumed run comes to the present position, and why: "skip: …", "load: …" or "refetch: …"."""
         position = self.state_dict()
-        if position["pass"] is None:
-            return str(self._way())
-        return str(way_to(position, self._loader, self._memory))
+        inside = position["pass"] is not None
+        return str(way_to(position, self._loader, self._memory) if inside else self._way())
 
     @property
     def resumed_by(self) -> str:
@@ -214,7 +213,9 @@ class ResumableLoader:
         return self._view
 
     def _batches(self, of: Pass, source: Iterator[Any], view: View) -> Batches:
-        def current() -> Pass:
+        def current(restored: int = self._restored) -> Pass:
+            if self._restored != restored:
+                refuse_old_iterator()
             # torch has one iterator over persistent workers: an older one of ours goes on with the newest pass.
             return self._pass if self._persistent and self._pass is not None and self._view is view else of
 
@@ -265,12 +266,12 @@ class ResumableLoader:
         positions.check(state, self._kinds, self._memory)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a position; the next iterator goes on from it. Own generators and counters are set at once.
+        """Take over a position, own generators and counters at once: the next iterator goes on, one of before fails.
 
         Warns:
             CheckpointWarning: Another number of workers, or `persistent_workers` switched: random draws
-                will be others. Or epochs before changed
-                something, named, that isn't recorded; or fetching did so in this process, where it stays.
+                will be others. Other prefetching in an epoch in which something changed in a sampler. Epochs before
+                changed something, named, that isn't recorded; or fetching did so in this process, where it stays.
 
         Raises:
             StateMismatch: It isn't a position, or one of another batch size, length, sampler or kind of dataset, or
@@ -282,18 +283,17 @@ class ResumableLoader:
 
     def _take(self, position: Position) -> None:
         positions.say_other_workers(position, self._kinds.now())
-        say_read_ahead(position, self._kinds.now())
         positions.say_unrecorded(position)
         if self._pass is not None:
             self._leave(self._pass)
         positions.say_left_here(self._left_here)
-        same = position["kind"].get("workers") == self._loader.num_workers
+        stay = self._persistent and position["kind"].get("workers") == self._loader.num_workers
         inside = position["pass"] is not None
         self._memory.put(position["now"], states=not inside)
+        self._restored += 1
         self._view, self._pass, self._epoch = None, None, position["epoch"]
-        self._birth = position["birth"] if same and self._persistent else None
-        self._idle = position["workers"] if same and self._persistent else None
-        self._over = position["over"] if same and self._persistent else None
+        ofs = ("birth", "workers", "over")
+        self._birth, self._idle, self._over = (position[name] if stay else None for name in ofs)
         self._unrecorded = set(position["unrecorded"]) | self._left_here
         self._resume = position if inside or self._over is not None else None
         self._resumed_by = None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
-from ckptd.errors import StateMismatch
+from ckptd.errors import InvalidArgument, StateMismatch
 from ckptd.loop.loader_fingerprint import fingerprint
 from ckptd.loop.loader_memory import Memory, Record
 from ckptd.loop.loader_pass import Pass
@@ -109,3 +109,16 @@ class Batches(Iterator[Any]):
             except Exception:
                 if of.steps == before:  # not a batch's own fault
                     raise
+
+
+def refuse_old_iterator() -> NoReturn:
+    """Its batches come after those that it has given, and not after the position that was restored.
+
+    Raises:
+        InvalidArgument: Always.
+    """
+    raise InvalidArgument(
+        "the loader was restored since this iterator was made", where="next(iter(loader))",
+        wanted="an iterator that goes on from the restored position",
+        todo="leave the `for` after client.restore(state), and begin a new one over the loader",
+    )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from ckptd.errors import CheckpointWarning, StateMismatch
+from ckptd.loop.loader_ahead import say_read_ahead
 from ckptd.loop.loader_kind import Kinds
 from ckptd.loop.loader_memory import Memory, is_fetched
 from ckptd.loop.loader_pass import Pass
@@ -89,6 +90,7 @@ def say_other_workers(position: Position, live: Mapping[str, Any]) -> None:
     said = _other_workers(position, live)
     if said:
         warn_after(said)
+    say_read_ahead(position, live)
 
 
 def _other_workers(position: Position, live: Mapping[str, Any]) -> str:
