@@ -18,6 +18,7 @@ import ckptd
 from ckptd.errors import StateMismatch
 from ckptd.tensors.restoring import apply_state
 from ckptd.tensors.rng import capture_rng_state
+from ckptd.tensors.shared_tensors import SharedTensors
 from round_trip import same, through_disk
 
 
@@ -323,6 +324,15 @@ def test_a_stored_tie_of_a_component_that_was_removed_since_is_made(tmp_path: Pa
     assert live["b"].data_ptr() == live["a"][0].data_ptr()
 
 
+def test_tied_tensors_are_tied_on_another_device_too() -> None:
+    shared, stored = SharedTensors(), nn.Parameter(torch.ones(2))
+    there = torch.device("meta")
+    one, other, else_ = (shared.lend_on(there, each) for each in (stored, stored.detach(), torch.ones(2)))
+    assert one.is_meta and one.requires_grad and not other.requires_grad
+    storages = [each.untyped_storage()._cdata for each in (one, other, else_)]
+    assert storages[0] == storages[1] != storages[2]
+
+
 # --- a rollback at the top ------------------------------------------------------------------------
 
 
@@ -333,7 +343,10 @@ def test_a_rollback_follows_the_stored_structure_at_the_top_too(tmp_path: Path) 
         client.snapshot(1, state)
         del state["b"], state["c"]
         state |= {"number": 3, "tensor": torch.ones(2), "c": 4, "same": tensor.fill_(1)}
-        resumed = client.restore(state)
+        with pytest.warns(
+            ckptd.CheckpointWarning, match=r"state\['b'\] isn't in the live state, and is set as"
+        ):
+            resumed = client.restore(state)
         assert resumed is not None and resumed.dropped == (
             "state['number']",
             "state['tensor']",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -29,6 +29,11 @@ from ckptd.tensors.restore_module import has_own_form, own_form_for, plan_module
 from ckptd.tensors.restore_tensor import plan_tensor
 from ckptd.tensors.tag_reader import GeneratorElsewhere
 from ckptd.tensors.tied_values import Target, same_stored, settle_ties
+
+_BACK: Final = (
+    "isn't in the live state, and is set as the dict that was stored; if it was an object's (a scheduler's is stored so), "
+    "put the object back before the restore"
+)
 
 
 class Planner:
@@ -72,10 +77,13 @@ class Planner:
         return self.found.strict and self.found.follows and not holds_object(self._state[name])
 
     def _plan_new(self, components: Mapping[Any, Any], asked: Collection[Any]) -> dict[Any, Write]:
+        """The writes of components that were removed since: in a rollback, where they are data."""
         writes, is_object = {}, object_finder(self._state.values())
         for name in (name for name in components if name in asked and name not in self._state):
             if self.found.follows and not is_object(components[name]):
                 writes[name] = self.found.given(components[name])
+                if isinstance(components[name], Mapping) and holds_object(self._state):
+                    self.found.warnings.append(f"{keypath.show((name,))} {_BACK}")
             else:
                 self.found.unused_at((name,))
         return writes

@@ -41,7 +41,7 @@ class SharedTensors:
 
     def lend_on(self, device: torch.device, stored: torch.Tensor) -> torch.Tensor:
         """The same on a device, where tensors that are one are one again."""
-        if stored.device == device or not any(_tensors(stored)):
+        if stored.device == device or not list(_tensors(stored)):
             moved: torch.Tensor = self.lend(stored.to(device))
             return moved
         where = place(stored)
