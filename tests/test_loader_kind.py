@@ -88,7 +88,7 @@ def test_a_position_of_before_that_has_no_sizes_is_taken() -> None:
     assert len(list(resume(lambda: over(11), (at, draws)))) == 5
 
 
-@pytest.mark.parametrize("sizes", [None, 3, [], [[1, 2]], [[1, 2], [3]], [[1, 2], 3], {}])
+@pytest.mark.parametrize("sizes", [None, 3, [], [[1, 2]], [[1, 2], [3]], [[1, 2], 3], {}, [[1, 2], [3, "4"]]])
 def test_damaged_sizes_are_refused(sizes: Any) -> None:
     at, draws = begun(over(12))
     at["kind"]["sizes"] = sizes

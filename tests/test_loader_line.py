@@ -27,6 +27,7 @@ from ckptd.loop.loader_pass import Pass
 from loader_trace import (
     SAMPLES,
     Augmented,
+    WithOwnGenerators,
     assert_exact,
     draws,
     loader,
@@ -196,14 +197,49 @@ def test_torchs_samplers_that_draw_at_once_need_no_line(sampler: Any, apart: boo
     assert (line_of(sampler, Pass(memory.all(), {}, False), memory) is not None) == apart
 
 
-def test_a_generator_that_was_put_in_anothers_place_begins_a_line() -> None:
+def test_a_generator_that_was_put_in_anothers_place_counts_as_that_one_reseeded() -> None:
+    """Else a resumed run, which finds one generator in that place, couldn't tell whose line it is to go on with."""
     sampler = OnTheWay(_held, random.Random(1))
     memory = Memory({"sampler": sampler})
     line, indices = line_of(sampler, Pass(memory.all(), {}, False), memory), iter(sampler)
     assert line is not None
-    line.step(indices)
+    own, other = random.Random(1), random.Random(2)
+    assert line.step(indices) == _held(own)
     sampler.shared = random.Random(2)
-    assert line.step(indices) == _held(random.Random(2))
+    assert line.step(indices) == _held(own)
+    assert _held(sampler.shared) == _held(other)
+    sampler.shared = np.random.default_rng(2)  # no generator of that kind has been there
+    assert line.step(indices) == _held(np.random.default_rng(2))
+
+
+@pytest.mark.parametrize("replaced", range(1, 4))
+def test_a_run_goes_on_whose_loop_replaces_the_samplers_generator(replaced: int) -> None:
+    def make() -> ResumableLoader:
+        return loader(sampler=OnTheWay(_held, random.Random(1)))
+
+    seed()
+    running, seen = make(), []
+    for number, batch in enumerate(running, 1):
+        seen.append(plain(batch))
+        if number == replaced:
+            running.sampler.shared = random.Random(77)
+            at = position(running)
+    following = [plain(batch) for batch in running]
+    resumed = resume(make, at)
+    assert [plain(batch)[0] for batch in resumed] == [batch[0] for batch in seen[replaced:]]
+    assert [plain(batch)[0] for batch in resumed] == [batch[0] for batch in following]
+
+
+def test_only_those_of_the_datasets_generators_are_read_that_the_sampler_holds() -> None:
+    data = WithOwnGenerators()
+    for sampler, held in (
+        (OnTheWay(_held, data.python), ["dataset.python"]),
+        (OnTheWay(_held, random.Random(1)), []),
+    ):
+        memory = Memory({"dataset": data, "sampler": sampler})
+        line = line_of(sampler, Pass(memory.all(), {}, False), memory)
+        assert line is not None
+        assert list(line._shared) == held
 
 
 def test_what_others_draw_from_a_samplers_generator_goes_on() -> None:

@@ -21,6 +21,7 @@ _WANTED: Final = {
     "iter": "__iter__",
 }
 _SIZED: Final = ("dataset", "sampler")
+_LENGTHS: Final = frozenset({int, type(None)})
 
 
 class Kinds:
@@ -70,8 +71,10 @@ class Kinds:
 
 
 def _checked(sizes: Any) -> list[list[Any]]:
-    listed = isinstance(sizes, list) and len(sizes) == len(_SIZED)
-    if not listed or not all(isinstance(pair, list) and len(pair) == 2 for pair in sizes):
+    pairs = sizes if isinstance(sizes, list) and len(sizes) == len(_SIZED) else [None]
+    if not all(
+        isinstance(pair, list) and len(pair) == 2 and _LENGTHS.issuperset(map(type, pair)) for pair in pairs
+    ):
         raise StateMismatch(
             "damaged position of a loader", where="loader['kind']", seen=f"sizes: {sizes!r:.60}"
         )

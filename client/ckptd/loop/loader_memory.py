@@ -106,16 +106,15 @@ class Memory:
         """Whether a generator there can be put back in a new loader: one that a list came to hold can't."""
         return holder.at(name) in self._at_first or has_place(holder, name)
 
-    def by_path(self) -> dict[str, OwnGenerator]:
-        """Every generator of the objects, each once."""
-        return self._generators()
-
-    def live(self, *, fetched: bool) -> list[OwnGenerator]:
-        """The generators that dataset and collate_fn hold, or that the others do; one may be there twice."""
-        return [
-            value for holder in self._holders if is_fetched(holder.path) == fetched
-            for _, value in holder.items() if type(value) not in PLAIN and is_generator(value)
-        ]  # fmt: skip
+    def live(self, *, fetched: bool) -> dict[str, OwnGenerator]:
+        """By path, each once, the generators that dataset and collate_fn hold, or that the others do."""
+        found: dict[int, tuple[str, OwnGenerator]] = {}
+        for holder in self._holders:
+            if is_fetched(holder.path) == fetched:
+                for name, value in holder.items():
+                    if type(value) not in PLAIN and is_generator(value):
+                        found.setdefault(id(value), (holder.at(name), value))
+        return dict(found.values())
 
     def draws(self) -> Record:
         """Where every generator stands, global ones too."""
