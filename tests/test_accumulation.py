@@ -650,6 +650,15 @@ def test_a_parameter_that_is_no_leaf_any_more_is_not_asked_for_its_gradient() ->
     assert accumulated_in({"optimizer": optimizer}) is None
 
 
+def test_what_is_thawed_after_steps_without_any_gradient_gives_no_alarm_of_a_step_that_used_it() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.step()  # all frozen
+    backward(model)
+    optimizer.step()
+    assert accumulated_in({"optimizer": optimizer}) is None
+
+
 COMPILED = """
 import torch
 import ckptd.tensors.accumulation as accumulation

@@ -13,6 +13,7 @@ What looks like that and isn't is no reason for a warning, so in doubt there is 
 - A backward pass through a model whose own optimizer stepped before (a GAN's discriminator): whoever steps last has
   the notes of all renewed.
 - A step that torch.compile took in: nothing is known of it.
+- The first gradients of an optimizer whose parameters were all frozen: they are looked for every 64 steps only.
 - Gradients that are there when the hook comes into being: a step that nobody saw may have used them.
 """
 
@@ -99,6 +100,11 @@ class _Stepped:
                 self._places[number] = _found(parameters, notes)
         self._steps += 1
 
+    @property
+    def found_nothing(self) -> bool:
+        """Whether its steps had no gradient when they were last looked for: what is there since may be used."""
+        return bool(self._places) and not any(self._places) and None in self._places
+
     def begin(self, notes: dict[int, _Note]) -> None:
         """Note what is there as if it had stepped now; a group without any gradient need not be a frozen one."""
         self.renew(notes)
@@ -130,6 +136,10 @@ class _Watch:
         self._stepped = {id(older): _Stepped(older) for older in _optimizers()}
         for each in self._stepped.values():
             each.begin(self._notes)
+
+    def found_nothing(self, optimizer: torch.optim.Optimizer) -> bool:
+        stepped = self._stepped.get(id(optimizer))
+        return stepped is not None and stepped.optimizer() is optimizer and stepped.found_nothing
 
     def after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         """Torch calls it after each step of any optimizer."""
@@ -201,7 +211,7 @@ def accumulated_in(state: Mapping[Any, Any]) -> str | None:
         if any(notes):
             grown = _grown(own)
         else:
-            grown = _any_gradient(optimizer)
+            grown = None if _watch.found_nothing(optimizer) else _any_gradient(optimizer)
         if grown is None or _step_was_left_out(optimizer):
             continue
         if stored is None:
