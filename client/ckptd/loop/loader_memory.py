@@ -207,19 +207,19 @@ class Memory:
             )  # fmt: skip
         holder.set(name, new_generator(state))
 
-    def check(self, record: Record) -> None:
-        """Whether put would find a place for every generator of the record, and a state for every generator.
+    def check(self, record: Record, *, whole: bool = True) -> None:
+        """Whether put would find a place for every generator of the record, and, if whole, a state for every generator.
 
         Raises:
             StateMismatch: No. Nothing was changed.
         """
-        live, wanted = self._generators(), record["generators"]
+        live, wanted = self._generators(), record.get("generators", {})
         kinds = {path: kind_of(read_generator(generator)) for path, generator in live.items()}
         stored = {path: kind_of(state) for path, state in wanted.items()}
         unplaced = [path for path in stored if path not in kinds and place_of(self._holders, path)[0] is None]
         other = [
             path for path in kinds
-            if stored.get(path) != kinds[path] and (path in stored or path in self._at_first)
+            if stored.get(path) != kinds[path] and (path in stored or (whole and path in self._at_first))
         ]  # fmt: skip
         if unplaced or other:
             raise StateMismatch(

@@ -8,9 +8,11 @@ from typing import Any, Final, TypeAlias
 
 from ckptd.errors import CheckpointWarning, StateMismatch
 from ckptd.loop.loader_ahead import say_read_ahead
+from ckptd.loop.loader_attributes import PLAIN
 from ckptd.loop.loader_kind import Kinds
 from ckptd.loop.loader_memory import Memory, is_fetched
 from ckptd.loop.loader_pass import Pass
+from ckptd.loop.loader_record import own_records
 from ckptd.warning import warn_after
 
 Position: TypeAlias = dict[str, Any]
@@ -28,6 +30,7 @@ _PASS: Final[dict[str, Any]] = {
     "workers": _LISTS, "workers_at_start": _LISTS, "changed": str, "exhausted": bool, "last": _OPTIONAL, "loop_draws": bool,
     "streams": bool, "proofs": list, "line": bool, "rebound": list, "apart": _LISTS,
 }  # fmt: skip
+_COUNTS: Final = ("epoch", "batches", "steps", "check")
 #: What positions of before lack.
 _NEWER: Final[dict[str, Any]] = {"streams": False, "proofs": [], "line": False, "rebound": [], "apart": None}
 
@@ -59,15 +62,14 @@ def check(position: Any, kinds: Kinds, memory: Memory) -> None:
     _check_form(position)
     if position["pass"] is not None or position["over"] is not None:
         kinds.compare(position["kind"])
-    memory.check(position["now"])
-    inside = [position[name]["start"] for name in ("pass", "over") if position[name] is not None]
-    for record in (position["now"], position["birth"] or {}, *inside):
+    for where, record in list(own_records(position)):
+        memory.check(record, whole=where == "now")
         memory.check_contents(record)
 
 
 def _check_form(position: Any) -> None:
     schema = position.get("schema") if isinstance(position, Mapping) else None
-    if schema != SCHEMA:
+    if type(schema) is not str or schema != SCHEMA:
         raise StateMismatch(
             "not the position of a ResumableLoader, or one of another version", where="loader",
             seen=_shape(position) if schema is None else repr(schema), wanted=SCHEMA,
@@ -76,11 +78,25 @@ def _check_form(position: Any) -> None:
     for name in ("pass", "over"):
         if position[name] is not None:
             _check_keys({**_NEWER, **position[name]}, _PASS, f"loader[{name!r}]")
+            _check_names(position[name].get("rebound", []), f"loader[{name!r}]")
+            _check_names(position[name].get("apart") or [], f"loader[{name!r}]")
+    _check_names(position.get("unrecorded", []), "loader")
+    kind = {
+        name: said for name, said in position["kind"].items() if name != "sizes"
+    }  # checked when it is compared
+    if not all(type(name) is str and type(said) in PLAIN for name, said in kind.items()):
+        raise StateMismatch("damaged position of a loader", where="loader", seen="a kind that isn't plain")
+
+
+def _check_names(names: list[Any], where: str) -> None:
+    if not all(type(name) is str for name in names):
+        raise StateMismatch("damaged position of a loader", where=where, seen="names that are no text")
 
 
 def _check_keys(value: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:
     wrong = sorted(str(key) for key in value if key not in wanted)
     wrong += [key for key, kind in wanted.items() if not isinstance(value.get(key, ...), kind)]
+    wrong += [key for key in _COUNTS if type(value.get(key, 0)) is not int or value.get(key, 0) < 0]
     if wrong:
         raise StateMismatch("damaged position of a loader", where=where, seen=f"wrong: {', '.join(wrong)}")
 

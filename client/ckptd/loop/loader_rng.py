@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import random
+import struct
 from array import array
 from collections.abc import Mapping
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, Final, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -27,6 +28,14 @@ GeneratorState: TypeAlias = list[
     Any
 ]  #: [family, variant, …]: plain values, in an order each family has of its own
 GlobalStates: TypeAlias = dict[str, GeneratorState]
+
+_WORDS: Final = 624  #: of a Mersenne twister
+#: NumPy's bit generators: where each stands in its words, which it doesn't check, and the last of these places.
+_POSITIONS: Final = {
+    "MT19937": ("pos", _WORDS), "Philox": ("buffer_pos", 4), "PCG64": ("", 0), "PCG64DXSM": ("", 0), "SFC64": ("", 0),
+}  # fmt: skip
+_DTYPES: Final = ("<u4", "<u8")
+_GAUSS: Final = (float, type(None))
 
 
 def is_generator(value: object) -> TypeGuard[OwnGenerator]:
@@ -105,6 +114,63 @@ def new_generator(state: GeneratorState) -> OwnGenerator:
         made = np.random.RandomState(getattr(np.random, variant)())
     set_generator(made, state)
     return made
+
+
+def try_state(state: Any) -> None:
+    """Set a generator that is thrown away to a state that came from a disk; a torch one of another device aside.
+
+    Raises:
+        ValueError, TypeError, LookupError, ArithmeticError, RuntimeError: No generator takes it, or one would read
+            beyond its memory with it.
+    """
+    family, variant, *parts = state
+    if family == "torch":
+        _try_torch(variant, *parts)
+    elif family == "python":
+        words, gauss = parts
+        if variant != random.Random.VERSION or type(words) is not bytes or type(gauss) not in _GAUSS:
+            raise ValueError("a state of Python's generator")
+        random.Random(0).setstate(_python_tuple(state))
+    elif family in ("numpy", "bits", "legacy") and variant in _POSITIONS:
+        _check_numpy(variant, parts[0])
+        bits = getattr(np.random, variant)(0)
+        if family == "legacy":
+            np.random.RandomState(bits).set_state(_with_arrays(parts[0]))
+        else:
+            bits.state = _with_arrays(parts[0])
+            seed_from_plain(_seed_of(state))
+    else:
+        raise ValueError(f"the state of a {family!s} {variant!s}"[:80])
+
+
+def _try_torch(device: Any, data: Any) -> None:
+    if type(device) is not str or type(data) is not bytes:
+        raise TypeError("a state of torch's generator")
+    if device == "cpu":
+        torch.Generator().set_state(_tensor(data))
+        left, _, following = struct.unpack_from("=iiQ", data, 8)
+        if not (left > 0 and left + following <= _WORDS + 1):  # it isn't compared with each other there
+            raise ValueError("a place beyond the state's end")
+
+
+def _check_numpy(variant: str, state: Any) -> None:
+    key, end = _POSITIONS[variant]
+    inner = state["state"] if variant == "MT19937" else state
+    if key and (type(inner[key]) is not int or not 0 <= inner[key] <= end):
+        raise ValueError(f"{key} isn't between 0 and {end}")
+    _check_arrays(state)
+
+
+def _check_arrays(value: Any) -> None:
+    for part in value.values() if isinstance(value, dict) else ():
+        if isinstance(part, list):
+            dtype, data = part
+            if dtype not in _DTYPES or type(data) is not bytes:
+                raise ValueError("an array of a generator's state")
+        elif isinstance(part, dict):
+            _check_arrays(part)
+        elif type(part) not in (int, float, str):
+            raise TypeError(f"a generator's state with {type(part).__name__}")
 
 
 def read_globals() -> GlobalStates:

@@ -14,8 +14,8 @@ from numpy.random import SeedSequence
 
 #: No more words of entropy are mixed than that; the work grows with its square. NumPy's default is 4.
 MAX_POOL_SIZE: Final = 256
-#: More children than that aren't spawned to catch up.
-MAX_ADVANCE: Final = 1_000_000
+#: More children than that aren't spawned to catch up: it would take seconds, and a damaged file says any number.
+MAX_ADVANCE: Final = 20_000
 
 _MAX_COUNT: Final = 2**32
 _LONG_BITS: Final = 2000  # longer integers have no form of their own in a file
