@@ -313,14 +313,41 @@ def test_a_long_list_is_compared_by_its_copy_and_packed_once(monkeypatch: pytest
     assert all(again[path] != first[path] for path in ("sampler.order", "sampler.nested"))
 
 
-def test_torchs_own_samplers_are_not_packed_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_ones_of_torchs_samplers_are_not_packed_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_kept, "check_of", None)
     for sampler in (
-        SubsetRandomSampler(list(range(50_000))), WeightedRandomSampler(torch.ones(50_000), 4), RandomSampler(range(9)),
+        SubsetRandomSampler(list(range(200_000))), WeightedRandomSampler(torch.ones(200_000), 4), RandomSampler(range(9)),
     ):  # fmt: skip
-        of = loader([0] * 50_000, sampler=sampler)
+        of = loader([0] * 200_000, sampler=sampler)
         next(iter(of))
         assert of.state_dict()["now"]["contents"] == {}
+
+
+def test_weights_of_torchs_sampler_go_back_in_the_same_process() -> None:
+    given = WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)
+    of = loader(sampler=given)
+    batches = iter(of)
+    next(batches)
+    state, weights = copy.deepcopy(of.state_dict()), given.weights
+    given.weights[3], given.weights[4] = 50, 0
+    of.load_state_dict(state)
+    assert given.weights is weights and weights.tolist() == [1.0] * SAMPLES
+
+
+def test_an_equal_value_of_another_kind_or_sign_is_recorded() -> None:
+    def make() -> Thing:
+        return Thing(
+            scale=1, zero=0.0, both=complex(1, 0.0), long=[1] * 5000, lists=[[1, 0.0] for _ in range(5000)]
+        )
+
+    of, new = make(), make()
+    live = memory(of)
+    of.long[0], of.lists[0][0] = 2, 2
+    live.own()
+    of.scale, of.zero, of.both = True, -0.0, complex(1, -0.0)
+    of.long[3], of.lists[4][1] = True, -0.0
+    memory(new).put(live.own())
+    assert repr(vars(new)) == repr(vars(of))
 
 
 def test_a_generator_made_at_its_first_use_is_there_no_more_after_going_back_to_before() -> None:

@@ -119,9 +119,8 @@ class Holder:
 
     def takes(self, name: str) -> bool:
         """Whether an attribute of that name can be made in it."""
-        if name in self._slots:
-            return True
-        return self._is_open() and _is_name(name) and _is_free(type(self.of), name)
+        made = self._is_open() and _is_name(name) and _is_free(type(self.of), name)
+        return made or name in self._slots
 
     def makes(self, name: str) -> bool:
         """Whether an attribute of that name may be made at its first use; a cell, or one of a class, too."""
@@ -278,6 +277,13 @@ def _is_free(kind: type, name: str) -> bool:
 def is_of_the_system(name: Any) -> bool:
     """Whether it is a number of the system, by its name: a file descriptor, a process."""
     return str(name).lower().lstrip("_").rpartition("_")[2] in _SYSTEM
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values are the same plain one: of one kind and sign too."""
+    if one is other or type(one) is not type(other) or one != other:
+        return one is other
+    return type(one) not in (float, complex) or repr(one) == repr(other)
 
 
 def recordable(name: Any, baseline: Any, value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import marshal
+import operator
 import zlib
 from typing import Any, Final, TypeAlias
 
@@ -25,7 +26,7 @@ from ckptd.loop.loader_packing import Packed, Packing, Unpackable, bytes_of, is_
 MISSING: Final = object()  #: no such attribute
 Check: TypeAlias = tuple[int, int]
 
-#: They never change what they hold; someone else may, which a sample of it shows.
+#: They never change what they hold; someone else may, which a sample of it shows where there is much.
 _TORCHS: Final = frozenset(
     {
         BatchSampler,
@@ -36,6 +37,7 @@ _TORCHS: Final = frozenset(
         WeightedRandomSampler,
     }
 )
+_SMALL: Final = 1 << 20  # bytes; beyond it a sample is looked at
 _SAMPLE: Final = 512
 _LONG: Final = 4096
 _FLAT: Final = frozenset({"int", "float", "bool", "text"})
@@ -71,7 +73,7 @@ class Kept:
         Returns:
             How many bytes are kept of it.
         """
-        if self._sampled is not None:
+        if self._sampled is not None and _size(self.first) > _SMALL:
             return 0
         try:
             self._take(self.first, packing)
@@ -142,19 +144,30 @@ class Kept:
 
     def _is_as_seen(self, value: Any) -> bool:
         if isinstance(self._seen, _Copy):
-            return bool(value == self._seen.of)
+            return self._seen.is_of(value)
         return self._seen is not None and bool(self._seen == _digest(value))
 
 
 class _Copy:
     """A copy of a long container of numbers or text.
 
-    To compare with it looks at no number that is still the same object, so it takes a hundredth of a digest's time. That
-    one became an equal one of another type (1 and 1.0) isn't seen.
+    That its numbers and texts are still the same objects is found out in a fraction of a digest's time; equal ones may
+    be of another kind (1 and True, 0.0 and -0.0).
     """
 
-    def __init__(self, of: Any) -> None:
-        self.of = of
+    def __init__(self, of: Any, *, nested: bool = False) -> None:
+        self._of, self._nested = of, nested
+
+    def is_of(self, value: Any) -> bool:
+        """Whether the container holds what was copied."""
+        if self._nested:
+            lists = len(value) == len(self._of) and all(type(one) is list for one in value)
+            return lists and all(map(_holds_same, value, self._of))
+        return _holds_same(value, self._of)
+
+
+def _holds_same(one: Any, other: Any) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def check_of(packed: Packed) -> Check:
@@ -170,7 +183,7 @@ def _seen(value: Any, packed: Packed) -> Any:
         if items[0] in _FLAT:
             return _Copy(kind(value) if kind is not collections.deque else value.copy())
         if kind is list and items[0] == "nested" and items[1] == "list" and items[3][0] in _FLAT:
-            return _Copy(list(map(list, value)))
+            return _Copy(list(map(list, value)), nested=True)
     return _digest(value)
 
 
@@ -190,6 +203,10 @@ def _digest(value: Any) -> Any:
     except ValueError:
         return None
     return len(data), zlib.crc32(data)
+
+
+def _size(value: Any) -> int:
+    return len(value) * 8 if isinstance(value, list) else int(value.nbytes)
 
 
 def _sample(value: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ckptd.errors import StateMismatch
-from ckptd.loop.loader_attributes import MAX_HOLDERS, PLAIN, Holder, recordable, walk
+from ckptd.loop.loader_attributes import MAX_HOLDERS, PLAIN, Holder, is_same, recordable, walk
 from ckptd.loop.loader_contents import Held, contents_of
 from ckptd.loop.loader_first_use import has_place, place_of, undo
 from ckptd.loop.loader_marks import Mark, Marker
@@ -144,7 +144,7 @@ class Memory:
             now = holder.now()
             for name, base in holder.baseline.items():
                 value = now.get(name)
-                if value is not base and value != base and recordable(name, base, value):
+                if not is_same(value, base) and recordable(name, base, value):
                     values[holder.at(name)] = value
         return values
 
@@ -195,7 +195,7 @@ class Memory:
         for holder in self._holders:
             for name, base in holder.baseline.items():
                 wanted, value = values.get(holder.at(name), base), holder.get(name)
-                if type(value) in PLAIN and (type(value) is not type(wanted) or value != wanted):
+                if type(value) in PLAIN and not is_same(value, wanted):
                     holder.set(name, wanted)
 
     def _make_generator(self, path: str, state: Any) -> None:
