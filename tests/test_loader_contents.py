@@ -142,7 +142,12 @@ def test_a_batch_sampler_with_lists_and_one_that_is_a_list_go_on() -> None:
         assert_goes_on(make, make(), seen, cuts, at)
 
 
-def test_a_list_given_as_sampler_and_torchs_own_go_on_as_the_training_loop_changed_them() -> None:
+@pytest.mark.parametrize("small", [0, 1 << 20])
+def test_a_list_given_as_sampler_and_torchs_own_go_on_as_the_training_loop_changed_them(
+    small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_kept, "_SMALL", small)
+
     def first() -> Any:
         return [
             list(range(SAMPLES)),

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import Sampler
 
 from ckptd import ResumableLoader
-from loader_trace import EPOCH, SAMPLES, loader, plain
+from loader_trace import EPOCH, SAMPLES, Augmented, loader, plain
 
 Loop = Callable[[ResumableLoader], None]
 Entry = namedtuple("Entry", "index")
@@ -172,6 +172,52 @@ def test_and_is_made_again_in_the_same_process(kind: type[Kept]) -> None:
     used = loader(sampler=kind())
     run(used, leave, 1)
     assert_goes_on(kind, leave, (1, 2, 3), used)
+
+
+class Reading(Augmented):
+    """Reads the list that its sampler shuffles."""
+
+    def __init__(self) -> None:
+        self.order, self.other = list(range(SAMPLES)), [0]
+
+    def __getitem__(self, index: int) -> Any:
+        return (self.order[index] + self.other[0]) % SAMPLES, 0
+
+
+class Shuffling(Kept):
+    def __init__(self, order: list[int]) -> None:
+        super().__init__()
+        self.order = order
+
+    def __iter__(self) -> Iterator[int]:
+        self.rng.shuffle(self.order)
+        yield from range(SAMPLES)
+
+
+def test_a_list_that_dataset_and_sampler_share_is_recorded_once_and_skipping_is_exact() -> None:
+    def make() -> ResumableLoader:
+        data = Reading()
+        return loader(data, sampler=Shuffling(data.order))
+
+    whole = run(make(), leave)
+    assert whole[5][1]["unrecorded"] == []
+    for cut in IN_MID_EPOCH:
+        resumed = make()
+        resumed.load_state_dict(whole[cut - 1][1])
+        assert resumed.resumes_by.startswith("skip")
+        assert [one for one, _ in run(resumed, leave)] == [one for one, _ in whole[cut:]]
+
+
+@pytest.mark.parametrize("whose", ["dataset", "sampler"])
+def test_a_list_that_they_share_no_more_is_watched(whose: str) -> None:
+    data = Reading()
+    running = loader(data, sampler=Shuffling(data.order))
+    batches = iter(running)
+    next(batches)
+    getattr(running, whose).order = list(data.order)
+    data.order.reverse()
+    next(batches)
+    assert running.state_dict()["pass"]["changed"] == "dataset.order"
 
 
 IN_MID_EPOCH = (1, 2, 3, 5, 6, 7, 9, 10, 11)

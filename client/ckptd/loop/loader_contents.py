@@ -78,6 +78,7 @@ class Contents:
     def __init__(self, holders: Mapping[int, Holder], besides: Iterable[Any]) -> None:
         self._holders, self._besides = dict(holders), list(besides)
         self._refused: set[tuple[int, Any]] = set()
+        self._shared: set[tuple[int, Any]] = set()
         self._said: set[str] = set()
         self._kept: dict[tuple[int, Any], Kept] = {}
         packing, most = Packing(), _MAX_AT_FIRST
@@ -99,9 +100,24 @@ class Contents:
     def holds(self, number: int, name: Any, value: Any) -> bool:
         """Whether the attribute was recorded, or was as at first, when everything was read last."""
         holder = self._holders.get(number)
-        return (
-            holder is not None and (number, name) not in self._refused and self._is_ours(holder, name, value)
-        )
+        if holder is None:
+            return (number, name) in self._shared and self._keeps(value)
+        return (number, name) not in self._refused and self._is_ours(holder, name, value)
+
+    def share(self, others: Iterable[tuple[int, Holder]]) -> None:
+        """Note which attributes of others hold a container that a sampler keeps: recorded there, it comes back here."""
+        self._shared = {
+            (number, name) for number, holder in others for name, value in holder.items() if self._keeps(value)
+        }  # fmt: skip
+
+    def _keeps(self, value: Any) -> bool:
+        """Whether an attribute holds this very container, as it did at first, and it can be recorded."""
+        return isinstance(value, MUTABLE) and any(
+            kept.first is value and spot not in self._refused
+            and self._holders[spot[0]].get(spot[1]) is value
+            and self._is_ours(self._holders[spot[0]], spot[1], value)
+            for spot, kept in self._kept.items()
+        )  # fmt: skip
 
     def _spots(self) -> Iterator[tuple[int, Any, Any]]:
         """Every attribute: the number of its holder, its name, what it holds; MISSING if it is there no more."""

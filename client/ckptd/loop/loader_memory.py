@@ -81,6 +81,7 @@ class Memory:
         self._contents = contents_of(
             roots, [one for one in open_ones if is_sampler(one[1].path)], self._covered
         )
+        self._contents.share(one for one in open_ones if is_fetched(one[1].path))
         self._at_first = {
             holder.at(name) for holder in self._holders for name, value in holder.items()
             if type(value) not in PLAIN and is_generator(value)
