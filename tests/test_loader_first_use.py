@@ -87,6 +87,14 @@ def test_one_in_a_slot_a_cell_or_a_class_goes_on(sampler: Any) -> None:
             assert run(resumed, 2, []) == seen[at:], f"cut at {at}"
 
 
+def test_one_in_a_slot_is_there_no_more_after_going_back_to_before() -> None:
+    of = loader(sampler=InSlots())
+    start = copy.deepcopy(of.state_dict())
+    list(of)
+    of.load_state_dict(start)
+    assert of.sampler.none is None and not hasattr(of.sampler, "missing")
+
+
 class Appending(Keeping):
     """One more generator in each epoch; the order is the same up to the second index."""
 
