@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import random
-import struct
 from array import array
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias, TypeGuard
@@ -18,6 +17,7 @@ from typing import Any, Final, TypeAlias, TypeGuard
 import numpy as np
 import torch
 
+from ckptd.tensors.generator_places import PLACES, check_numpy_place, check_torch_place
 from ckptd.tensors.seed_sequence import continue_spawning, seed_from_plain, seed_to_plain
 from ckptd.warning import warn_after
 
@@ -29,11 +29,6 @@ GeneratorState: TypeAlias = list[
 ]  #: [family, variant, …]: plain values, in an order each family has of its own
 GlobalStates: TypeAlias = dict[str, GeneratorState]
 
-_WORDS: Final = 624  #: of a Mersenne twister
-#: NumPy's bit generators: where each stands in its words, which it doesn't check, and the last of these places.
-_POSITIONS: Final = {
-    "MT19937": ("pos", _WORDS), "Philox": ("buffer_pos", 4), "PCG64": ("", 0), "PCG64DXSM": ("", 0), "SFC64": ("", 0),
-}  # fmt: skip
 _DTYPES: Final = ("<u4", "<u8")
 _GAUSS: Final = (float, type(None))
 
@@ -131,8 +126,9 @@ def try_state(state: Any) -> None:
         if variant != random.Random.VERSION or type(words) is not bytes or type(gauss) not in _GAUSS:
             raise ValueError("a state of Python's generator")
         random.Random(0).setstate(_python_tuple(state))
-    elif family in ("numpy", "bits", "legacy") and variant in _POSITIONS:
-        _check_numpy(variant, parts[0])
+    elif family in ("numpy", "bits", "legacy") and variant in PLACES:
+        check_numpy_place({**parts[0], "bit_generator": variant})
+        _check_arrays(parts[0])
         bits = getattr(np.random, variant)(0)
         if family == "legacy":
             np.random.RandomState(bits).set_state(_with_arrays(parts[0]))
@@ -148,17 +144,7 @@ def _try_torch(device: Any, data: Any) -> None:
         raise TypeError("a state of torch's generator")
     if device == "cpu":
         torch.Generator().set_state(_tensor(data))
-        left, _, following = struct.unpack_from("=iiQ", data, 8)
-        if not (left > 0 and left + following <= _WORDS + 1):  # it isn't compared with each other there
-            raise ValueError("a place beyond the state's end")
-
-
-def _check_numpy(variant: str, state: Any) -> None:
-    key, end = _POSITIONS[variant]
-    inner = state["state"] if variant == "MT19937" else state
-    if key and (type(inner[key]) is not int or not 0 <= inner[key] <= end):
-        raise ValueError(f"{key} isn't between 0 and {end}")
-    _check_arrays(state)
+        check_torch_place(data)
 
 
 def _check_arrays(value: Any) -> None:

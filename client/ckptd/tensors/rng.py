@@ -15,6 +15,7 @@ import numpy
 import torch
 
 from ckptd.errors import CheckpointWarning, StateMismatch
+from ckptd.tensors.generator_places import check_numpy_place, check_torch_place
 
 _PARTS = ("python", "numpy", "torch", "cuda")
 
@@ -162,9 +163,17 @@ def _bytes_tensor(value: Any, part: str) -> torch.Tensor:
 
 def _try_out(python: Any, legacy: Any, cpu: torch.Tensor) -> None:
     """Set the states on generators of our own first: a state refused must not half-change the process."""
+    check_numpy_place(_as_mapping(legacy))
     random.Random().setstate(python)
     numpy.random.RandomState(type(_global_bit_generator())()).set_state(legacy)
     torch.Generator().set_state(cpu)
+    check_torch_place(cpu.numpy().tobytes())
+
+
+def _as_mapping(legacy: Any) -> Any:
+    return (
+        legacy if isinstance(legacy, Mapping) else {"bit_generator": legacy[0], "state": {"pos": legacy[2]}}
+    )
 
 
 def _global_bit_generator() -> Any:

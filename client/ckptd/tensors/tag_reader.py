@@ -13,6 +13,7 @@ import numpy
 import torch
 
 from ckptd.errors import CorruptCheckpoint
+from ckptd.tensors.generator_places import check_numpy_place, check_torch_place
 from ckptd.tensors.namedtuples import could_be_made
 from ckptd.tensors.registered_tags import decode_registered
 from ckptd.tensors.seed_sequence import seed_from_plain
@@ -126,8 +127,10 @@ def _decode_torch_generator(tag: dict[str, Any]) -> Any:
     device = torch.device(str(tag["device"]))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         return GeneratorElsewhere(str(device), bytes(tag["state"]))
-    generator = torch.Generator(device)
-    generator.set_state(torch.frombuffer(bytearray(tag["state"]), dtype=torch.uint8))
+    generator, state = torch.Generator(device), bytearray(tag["state"])
+    generator.set_state(torch.frombuffer(state, dtype=torch.uint8))
+    if device.type == "cpu":
+        check_torch_place(state)
     return generator
 
 
@@ -146,6 +149,7 @@ def _decode_numpy_generator(tag: dict[str, Any]) -> Any:
     if name not in BIT_GENERATORS:
         raise ValueError(f"bit generator {name!r}")
     kind = getattr(numpy.random, name)
+    check_numpy_place(tag["state"])
     if tag[MARKER] == "numpy-generator":
         bits = kind(seed_from_plain(tag.get("seed")))
         bits.state = tag["state"]
