@@ -588,6 +588,8 @@ def test_no_gradient_and_no_optimizer_is_kept_alive() -> None:
 
 def test_notes_of_what_is_gone_are_dropped() -> None:
     watch = accumulation._Watch()
+    watch._stepped.clear()  # optimizers of other tests may be alive still
+    watch._notes.clear()
 
     def stepped() -> nn.Parameter:
         parameter = nn.Parameter(torch.ones(1))
