@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 import ckptd
+from ckptd.loop.loader_rng import read_generator
 from sweep_run import seed
 
 Path = tuple[Any, ...]
@@ -51,8 +52,8 @@ def _another(value: Any) -> Any:
         torchs = torch.Generator().manual_seed(77).get_state().numpy().tobytes()
         return torchs if len(value) == len(torchs) else struct.pack("<625I", *random.Random(77).getstate()[1])
     if value["bit_generator"] == "MT19937":
-        return np.random.RandomState(77).get_state(legacy=False)
-    return np.random.default_rng(77).bit_generator.state
+        return read_generator(np.random.RandomState(77))[2]
+    return read_generator(np.random.default_rng(77))[2]
 
 
 def _put(value: Any, path: Path, new: Any) -> Any:
