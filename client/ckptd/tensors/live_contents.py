@@ -39,14 +39,16 @@ def _is_object(value: Any) -> bool:
 
 def holds(value: Any, is_one: _Is) -> bool:
     """Whether value is one that is_one is true of, or holds one."""
+    # No function that calls itself: its cell would keep all that was seen alive until the next collection.
     seen: dict[int, Any] = {}  # what stands in many places, or in itself, is looked into once
-
-    def look(value: Any, depth: int) -> bool:
-        if type(value) in IMMUTABLE_SCALARS or id(value) in seen:
-            return False
-        seen[id(value)] = value
-        if is_one(value):
+    todo = [(value, 0)]
+    while todo:
+        one, depth = todo.pop()
+        if type(one) in IMMUTABLE_SCALARS or id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if is_one(one):
             return True
-        return depth < 100 and any(look(item, depth + 1) for _, item in items_below(value))
-
-    return look(value, 0)
+        if depth < 100:
+            todo += ((item, depth + 1) for _, item in items_below(one))
+    return False
