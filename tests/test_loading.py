@@ -279,7 +279,7 @@ def test_a_reader_against_deletion_sees_a_whole_checkpoint_or_none(
 ) -> None:
     master = save(tmp_path / "master", small_state(), step=1, sharding=sharding)
     wanted = load(master)
-    target, stop = tmp_path / "c", threading.Event()
+    target, stop = tmp_path / "step-000000001", threading.Event()
 
     def churn() -> None:
         number = 0
