@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from crash_judge import faults, recover
+from crash_judge import faults, lay_out, recover
 from crash_states import State, states
-from crash_stories import STORIES, killed_before, root_in
+from crash_stories import STORIES, killed_before
 from crash_trace import Recorder, Trace, record
 
 MOST = int(os.environ.get("CKPTD_CRASH_STATES", "4"))
@@ -97,21 +97,13 @@ def test_a_recovery_that_crashes_itself_breaks_no_promise_either(
     assert len(left) > 20
     for state in left[:: max(1, len(left) // (4 * MOST))]:
         folder = memory / "recovering"
-        faults(state, folder)  # lays it out, and recovers
-        _lay_out_again(state, folder)
+        lay_out(state, folder)
         trace = record(recover, folder, told=state.told)
         assert first_fault(states(trace, most=2), memory / "state") == ""
 
 
 def _has_leftovers(state: State) -> bool:
     return any("/.tmp-" in path or "/.trash-" in path for path in state.tree)
-
-
-def _lay_out_again(state: State, folder: Path) -> None:
-    from crash_judge import lay_out
-
-    lay_out(state, folder)
-    root_in(folder).parent.mkdir(exist_ok=True)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from numpy.random import PCG64, Generator, SeedSequence
 import ckptd
 from ckptd.errors import CorruptCheckpoint
 from ckptd.tensors.capture import capture
+from ckptd.tensors.generator_places import PLACES
 from ckptd.tensors.generator_state import set_generator
 from ckptd.tensors.restoring import apply_state
 from ckptd.tensors.seed_sequence import (
@@ -22,7 +23,7 @@ from ckptd.tensors.seed_sequence import (
     seed_to_plain,
 )
 from ckptd.tensors.tag_reader import decode
-from ckptd.tensors.tags import BIT_GENERATORS, encode
+from ckptd.tensors.tags import encode
 from round_trip import LAYOUT_IDS, LAYOUTS, through_disk
 
 #: Whether a bit generator takes another seed sequence in place of its own: since NumPy 2.0.
@@ -59,7 +60,7 @@ def children(generator: Generator) -> list[Any]:
 
 
 @pytest.mark.parametrize("sharding", LAYOUTS, ids=LAYOUT_IDS)
-@pytest.mark.parametrize("kind", BIT_GENERATORS)
+@pytest.mark.parametrize("kind", PLACES)
 def test_a_generator_of_the_same_seed_spawns_on(kind: str, sharding: ckptd.Sharding, tmp_path: Path) -> None:
     stored = made(7, kind, spawned=3)
     path = ckptd.save(

@@ -19,7 +19,7 @@ from ckptd.link.writers import Writer
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import encode
 from ckptd.snapshot.slots import needed_bytes
-from ckptd.tensors.accumulation import accumulated_in
+from ckptd.tensors.accumulation import accumulated_in, left_out
 from ckptd.tensors.capture import Captured, capture, copy_into, foresee
 from ckptd.versions import versions
 from ckptd.warning import warn
@@ -140,11 +140,7 @@ class Recorder:
         if self._said_gradients or (where := accumulated_in(state)) is None:
             return
         self._said_gradients = True
-        warn(
-            f"step {step}: {where} has gradients accumulated since its last step, and they are not in the snapshot: a "
-            'run resumed from it lacks them. Add "gradients": ckptd.Gradients(model) to the state, or save right '
-            "after optimizer.step(). If the loop clears them before its next backward(), nothing is lost"
-        )
+        warn(f"step {step}: {left_out(where, 'snapshot')}")
 
     def _seconds_before(self) -> float:
         """The run's seconds before this client; without a restore the head's, read once.

@@ -90,7 +90,7 @@ class ResumableLoader:
             }
         )
         if self._memory.too_many:
-            positions.say_not_whole(self._memory.too_many, stacklevel=3)
+            positions.say_not_whole(self._memory.too_many)
         self._view: View | None = None
         self._epoch = 0
         self._pass: Pass | None = None  # None: between two epochs

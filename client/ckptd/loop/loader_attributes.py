@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ckptd.loop.loader_rng import is_generator
+from ckptd.snapshot.values import SCALARS
 
 MAX_HOLDERS: Final = 2048
 MAX_ITEMS: Final = 64
@@ -27,7 +28,6 @@ _MAX_MACHINES: Final = 4096
 MAX_TEXT: Final = 4096
 _NOTHING: Final[Mapping[Any, Any]] = {}
 _NUMBERS: Final = frozenset({bool, int, float})
-PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _LIBRARIES: Final = frozenset({"numpy", "torch", "torchdata", "torchvision", "torchaudio", "ckptd"})
 _NAMES_OF_CLASSES: Final = frozenset({"_is_protocol", "_is_runtime_protocol"})
 _NO_VALUES: Final = (type, types.ModuleType, types.GenericAlias)
@@ -164,7 +164,7 @@ def walk(roots: dict[str, Any]) -> tuple[list[Holder], bool]:
     holders = _without_data(holders, parents)
     for holder in holders:
         if not (holder._sized or holder._odd):
-            holder.baseline = {name: value for name, value in holder.items() if type(value) in PLAIN}
+            holder.baseline = {name: value for name, value in holder.items() if type(value) in SCALARS}
     return holders, True
 
 
@@ -180,7 +180,7 @@ def _without_data(holders: list[Holder], parents: list[int]) -> list[Holder]:
 
 def _below(path: str, value: Any) -> Iterator[Holder]:
     kind = type(value)
-    if kind in PLAIN or is_generator(value) or isinstance(value, (type, types.ModuleType)):
+    if kind in SCALARS or is_generator(value) or isinstance(value, (type, types.ModuleType)):
         return
     if isinstance(value, (types.MethodType, types.BuiltinMethodType)):
         if is_generator(value.__self__):  # random.Random(1).uniform
@@ -191,7 +191,7 @@ def _below(path: str, value: Any) -> Iterator[Holder]:
         for part, inner in ((".func", value.func), (".args", value.args), (".keywords", value.keywords)):
             yield from _below(path + part, inner)
     elif isinstance(value, types.FunctionType):
-        if value.__closure__ or any(type(default) not in PLAIN for _, default in _defaults(value)):
+        if value.__closure__ or any(type(default) not in SCALARS for _, default in _defaults(value)):
             yield Holder(path, value)
     elif isinstance(value, SIZED):
         if isinstance(value, (list, tuple, dict, collections.deque)) and _is_looked_into(value):
@@ -207,9 +207,9 @@ def _is_looked_into(container: list[Any] | tuple[Any, ...] | dict[Any, Any] | co
     """A small one of objects; a large one if it is of things that make samples, not of samples."""
     values = container.values() if isinstance(container, dict) else container
     if len(container) <= MAX_ITEMS:
-        return not all(type(value) in PLAIN for value in values)
+        return not all(type(value) in SCALARS for value in values)
     first = next(iter(values))
-    if type(first) in PLAIN or isinstance(first, (*SIZED, torch.Tensor, np.ndarray, type)):
+    if type(first) in SCALARS or isinstance(first, (*SIZED, torch.Tensor, np.ndarray, type)):
         return False
     return (
         is_generator(first) or callable(first) or hasattr(first, "__getitem__") or hasattr(first, "__iter__")
@@ -292,7 +292,7 @@ def recordable(name: Any, baseline: Any, value: Any) -> bool:
     A number of the system that was None isn't: it is no state.
     """
     kind, before = type(value), type(baseline)
-    if kind not in PLAIN or (kind in (str, bytes) and len(value) > MAX_TEXT):
+    if kind not in SCALARS or (kind in (str, bytes) and len(value) > MAX_TEXT):
         return False
     if baseline is None or value is None:
         return not is_of_the_system(name)

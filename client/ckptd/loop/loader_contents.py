@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 from ckptd.errors import StateMismatch
-from ckptd.loop.loader_attributes import PLAIN, Holder, is_of_the_system, recordable
+from ckptd.loop.loader_attributes import Holder, is_of_the_system, recordable
 from ckptd.loop.loader_kept import MISSING, Kept, check_of
 from ckptd.loop.loader_packing import Packing, Unpackable
 from ckptd.loop.loader_pouring import MUTABLE, Pouring
 from ckptd.loop.loader_unpacking import unpack
+from ckptd.snapshot.values import SCALARS
 from ckptd.warning import warn_after
 
 _MAX_AT_FIRST: Final = 16 << 20  # bytes kept of what the containers held at first
@@ -91,7 +92,7 @@ class Contents:
 
     def _is_ours(self, holder: Holder, name: Any, value: Any) -> bool:
         """Whether it may be recorded here, if what is in it can be."""
-        if type(value) in PLAIN:
+        if type(value) in SCALARS:
             base = holder.baseline.get(name, MISSING)
             known = base is not MISSING and (value is base or recordable(name, base, value))
             return not (known or is_of_the_system(name))
@@ -145,7 +146,7 @@ class Contents:
         is_new = kept is None or kept.first is MISSING
         if not self._is_ours(holder, name, value):
             was_ours = kept is not None and isinstance(kept.first, _KINDS) and value is not kept.first
-            unknown = holder.takes(str(name)) if is_new else was_ours and type(value) not in PLAIN
+            unknown = holder.takes(str(name)) if is_new else was_ours and type(value) not in SCALARS
             return [_UNKNOWN] if unknown else None
         if kept is None and not holder.takes(str(name)):
             self._refused.add((number, name))  # A new loader would have no place for it.

@@ -11,32 +11,15 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
 
-from ckptd.loop.loader_attributes import PLAIN, Holder
+from ckptd.loop.loader_attributes import Holder
 from ckptd.loop.loader_packing import Packed, Packing, Unpackable, bytes_of, is_readable
+from ckptd.loop.loader_torchs import TORCHS_SAMPLERS
+from ckptd.snapshot.values import SCALARS
 
 MISSING: Final = object()  #: no such attribute
 Check: TypeAlias = tuple[int, int]
 
-#: They never change what they hold; someone else may, which a sample of it shows where there is much.
-_TORCHS: Final = frozenset(
-    {
-        BatchSampler,
-        DistributedSampler,
-        RandomSampler,
-        SequentialSampler,
-        SubsetRandomSampler,
-        WeightedRandomSampler,
-    }
-)
 _SMALL: Final = 1 << 20  # bytes; beyond it a sample is looked at
 _SAMPLE: Final = 512
 _LONG: Final = 4096
@@ -56,7 +39,7 @@ class Kept:
         self.packed: Packed = None
         self._at_first: Check | None = None  # None: it can't be packed, or wasn't yet
         self._packed_first: list[Packed] = []  # empty: it isn't kept
-        sampled = type(holder.of) in _TORCHS and type(first) in (list, np.ndarray, torch.Tensor)
+        sampled = type(holder.of) in TORCHS_SAMPLERS and type(first) in (list, np.ndarray, torch.Tensor)
         self._sampled: Any = _sample(first) if sampled else None
         self._of: Any = MISSING
         self._seen: Any = None
@@ -99,7 +82,7 @@ class Kept:
         ):
             return True
         self._take(value, packing)
-        return (value is self.first or type(value) in PLAIN) and self._check == self._at_first
+        return (value is self.first or type(value) in SCALARS) and self._check == self._at_first
 
     def _is_untouched(self) -> bool:
         """Whether what it held at first is as it was then."""

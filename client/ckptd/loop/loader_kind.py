@@ -45,7 +45,8 @@ class Kinds:
             "prefetch": loader.prefetch_factor,
             "persistent": bool(loader.persistent_workers),
             "batch_size": loader.batch_size,
-            "length": _length(loader),
+            # Not len(loader) of an iterable dataset: torch counts from then on, and warns.
+            "length": _size(loader.dataset if is_iterable(loader) else loader),
             "sizes": [
                 [first, _size(each)] for first, each in zip(self._at_first, self._sized(), strict=True)
             ],
@@ -93,15 +94,6 @@ def _size(of: Any) -> int | None:
     try:
         return len(of)
     except Exception:  # noqa: BLE001 - no length, or not yet, or its own code failed: nobody needed it so far
-        return None
-
-
-def _length(loader: DataLoader[Any]) -> int | None:
-    # Not len(loader) of an iterable dataset: torch counts from then on, and warns.
-    sized: Any = loader.dataset if is_iterable(loader) else loader
-    try:
-        return len(sized)
-    except (TypeError, NotImplementedError):
         return None
 
 

@@ -11,14 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SequentialSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, RandomSampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from ckptd.loop.loader_attributes import walk
@@ -33,14 +26,15 @@ from ckptd.loop.loader_rng import (
     set_generator,
 )
 from ckptd.loop.loader_streams import Streams
+from ckptd.loop.loader_torchs import TORCHS_SAMPLERS
 
 #: Those that draw in `iter()` or their first step only, or nothing; the steps of these cost no more.
-_AT_ONCE: Final = frozenset(
-    {
-        DistributedSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, _InfiniteConstantSampler,
-        list, range, tuple,
-    }
-)  # fmt: skip
+_AT_ONCE: Final = TORCHS_SAMPLERS - {BatchSampler, RandomSampler} | {
+    _InfiniteConstantSampler,
+    list,
+    range,
+    tuple,
+}
 
 
 class Line:

@@ -9,8 +9,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ckptd.loop.loader_attributes import PLAIN, SIZED
+from ckptd.loop.loader_attributes import SIZED
 from ckptd.loop.loader_rng import is_generator
+from ckptd.snapshot.values import SCALARS
 
 Mark = Any  #: comparable within one process only
 
@@ -56,7 +57,7 @@ def _mark(value: Any, left: list[int], depth: int) -> Mark:
     kind = type(value)
     if value is None:
         return None
-    if kind in PLAIN:
+    if kind in SCALARS:
         return ("data", kind, value)
     if isinstance(value, SIZED):
         return _mark_container(value, left, depth)
@@ -74,7 +75,7 @@ def _mark_container(value: Any, left: list[int], depth: int) -> Mark:
     if left[0] < 0 or depth == _MAX_DEPTH:
         raise _TooLarge
     if isinstance(value, (set, frozenset)):
-        return ("data", frozenset(item if type(item) in PLAIN else Same(item) for item in value))
+        return ("data", frozenset(item if type(item) in SCALARS else Same(item) for item in value))
     if isinstance(value, dict):
         value = [part for item in value.items() for part in item]
     return ("data", tuple([_mark(item, left, depth + 1) for item in value]))

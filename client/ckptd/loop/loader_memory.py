@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ckptd.errors import StateMismatch
-from ckptd.loop.loader_attributes import MAX_HOLDERS, PLAIN, Holder, is_same, recordable, walk
+from ckptd.loop.loader_attributes import MAX_HOLDERS, Holder, is_same, recordable, walk
 from ckptd.loop.loader_contents import Held, contents_of
 from ckptd.loop.loader_first_use import has_place, place_of, undo
 from ckptd.loop.loader_marks import Mark, Marker
@@ -27,6 +27,7 @@ from ckptd.loop.loader_rng import (
     set_globals,
     take_globals,
 )
+from ckptd.snapshot.values import SCALARS
 
 _GLIMPSED: Final = 256  # attributes, and
 _GLIMPSED_GENERATORS: Final = 8  # generators that are read before each batch
@@ -84,7 +85,7 @@ class Memory:
         self._contents.share(one for one in open_ones if is_fetched(one[1].path))
         self._at_first = {
             holder.at(name) for holder in self._holders for name, value in holder.items()
-            if type(value) not in PLAIN and is_generator(value)
+            if type(value) not in SCALARS and is_generator(value)
         }  # fmt: skip
         self.too_many = "" if whole else f"{MAX_HOLDERS} objects"
         if not self.too_many and len(self._generators(None)) > MAX_GENERATORS:
@@ -99,7 +100,7 @@ class Memory:
         found: dict[int, tuple[str, OwnGenerator]] = {}
         for holder in self._holders:
             for name, value in holder.items():
-                if type(value) not in PLAIN and is_generator(value) and self._records(holder, name):
+                if type(value) not in SCALARS and is_generator(value) and self._records(holder, name):
                     found.setdefault(id(value), (holder.at(name), value))
         return dict(itertools.islice(found.values(), most))
 
@@ -113,7 +114,7 @@ class Memory:
         for holder in self._holders:
             if is_fetched(holder.path) == fetched:
                 for name, value in holder.items():
-                    if type(value) not in PLAIN and is_generator(value):
+                    if type(value) not in SCALARS and is_generator(value):
                         found.setdefault(id(value), (holder.at(name), value))
         return dict(found.values())
 
@@ -196,7 +197,7 @@ class Memory:
         for holder in self._holders:
             for name, base in holder.baseline.items():
                 wanted, value = values.get(holder.at(name), base), holder.get(name)
-                if type(value) in PLAIN and not is_same(value, wanted):
+                if type(value) in SCALARS and not is_same(value, wanted):
                     holder.set(name, wanted)
 
     def _make_generator(self, path: str, state: Any) -> None:

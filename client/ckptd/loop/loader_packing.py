@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import torch
 
-from ckptd.loop.loader_attributes import PLAIN
+from ckptd.snapshot.values import SCALARS
 
 Packed: TypeAlias = Any
 
@@ -72,7 +72,7 @@ class Packing:
             Unpackable: value holds something else, or there is no room.
         """
         kind = type(value)
-        if kind in PLAIN:
+        if kind in SCALARS:
             self.take(1, len(value) if kind in (str, bytes) else 8)
             if kind is int and value.bit_length() > _MAX_BITS:
                 raise Unpackable

@@ -144,10 +144,10 @@ class Pass:
         """Whether the last fetch may have to be repeated with the generators that it drew from."""
         return self.streams is None and any(map(is_fetched, self.changed.get(HERE, ())))
 
-    def look(self, *, again: bool = False) -> list[str]:
-        """The paths of attributes that were changed, which isn't recorded."""
+    def look(self, *, again: bool = False, read: bool = False) -> list[str]:
+        """The paths of attributes that were changed, which isn't recorded; read: as for Watch.look."""
         if self.watch is not None and (again or self.steps != 1):  # after the first it has looked
-            self.changed[HERE] = self.watch.look()
+            self.changed[HERE] = self.watch.look(read=read)
             # One that begins later: whether the loop drew before isn't known.
             if self.repeats and self.after is None:
                 self.loop_draws = True

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
-from ckptd.errors import CheckpointWarning, StateMismatch
+from ckptd.errors import StateMismatch
 from ckptd.loop.loader_ahead import say_read_ahead
-from ckptd.loop.loader_attributes import PLAIN
 from ckptd.loop.loader_kind import Kinds
 from ckptd.loop.loader_memory import Memory, is_fetched
 from ckptd.loop.loader_pass import Pass
 from ckptd.loop.loader_record import own_records
-from ckptd.warning import warn_after
+from ckptd.snapshot.values import SCALARS
+from ckptd.warning import warn, warn_after
 
 Position: TypeAlias = dict[str, Any]
 
@@ -36,10 +35,10 @@ _NEWER: Final[dict[str, Any]] = {"streams": False, "proofs": [], "line": False, 
 
 
 def of_pass(of: Pass, memory: Memory) -> dict[str, Any]:
-    """A pass as plain values, which later steps don't change."""
+    """A pass as plain values, which later steps don't change; the memory was just read."""
     known = of.workers is not None and None not in of.workers
     at_start = of.workers_at_start if known else None
-    changed = next(filter(is_fetched, of.look()), "")  # after it, what repeats is known
+    changed = next(filter(is_fetched, of.look(read=True)), "")  # after it, what repeats is known
     return {
         "start": of.start, "first": of.first, "birth": of.birth,
         "batches": of.batches, "steps": of.steps, "check": of.check,
@@ -84,7 +83,7 @@ def _check_form(position: Any) -> None:
     kind = {
         name: said for name, said in position["kind"].items() if name != "sizes"
     }  # checked when it is compared
-    if not all(type(name) is str and type(said) in PLAIN for name, said in kind.items()):
+    if not all(type(name) is str and type(said) in SCALARS for name, said in kind.items()):
         raise StateMismatch("damaged position of a loader", where="loader", seen="a kind that isn't plain")
 
 
@@ -121,13 +120,11 @@ def _other_workers(position: Position, live: Mapping[str, Any]) -> str:
     return ""
 
 
-def say_not_whole(too_many: str, *, stacklevel: int) -> None:
+def say_not_whole(too_many: str) -> None:
     """Warn that not all around the loader could be looked into."""
-    warnings.warn(
+    warn(
         f"dataset and samplers hold over {too_many}, too many to look into: one that draws from a "
-        "generator of its own, or counts, may go on otherwise in a resumed run; the epoch's batches are fetched again",
-        CheckpointWarning,
-        stacklevel=stacklevel + 1,
+        "generator of its own, or counts, may go on otherwise in a resumed run; the epoch's batches are fetched again"
     )
 
 

@@ -6,12 +6,11 @@ the way to the position; if they aren't what they were, something decides them t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ckptd.errors import CheckpointWarning
 from ckptd.loop.loader_memory import Glimpse, Record
+from ckptd.warning import warn
 
 
 class Proof(NamedTuple):
@@ -56,15 +55,13 @@ def differ(before: Sequence[Proof], now: Iterable[Proof]) -> bool:
     return bool(known) and made != known
 
 
-def say_other_data(*, stacklevel: int) -> None:
+def say_other_data() -> None:
     """Warn that a resume didn't prove itself."""
-    warnings.warn(
+    warn(
         "the data after this resume are most likely not those of the uninterrupted run: the batches before the "
         "position were fetched again with everything that was recorded, and the last of them (by a check number over a "
         "part of their bytes) aren't what they were. The dataset, collate_fn or a sampler depends on something that isn't "
         "recorded: a counter, list, array, iterator or generator out of sight (give the dataset state_dict and "
         "load_state_dict, or draw from the global generators), the time, threads or a file; or on a model that has "
-        "been trained since, which alone would be no harm",
-        CheckpointWarning,
-        stacklevel=stacklevel + 1,
+        "been trained since, which alone would be no harm"
     )

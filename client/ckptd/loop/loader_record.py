@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from ckptd.errors import StateMismatch
-from ckptd.loop.loader_attributes import PLAIN
 from ckptd.loop.loader_rng import kind_of, try_state
+from ckptd.snapshot.values import SCALARS
 
 _DRAWS: Final = ("globals", "generators")
 _OWN: Final = ("generators", "values", "states")
@@ -81,7 +81,7 @@ def _check(record: Any, needed: tuple[str, ...]) -> None:
     for part, entries in record.items():
         if not isinstance(entries, dict) or not all(type(name) is str for name in entries):
             raise NotARecord(f"{part} that are no dict of names")
-    if not all(type(value) in PLAIN for value in record.get("values", {}).values()):
+    if not all(type(value) in SCALARS for value in record.get("values", {}).values()):
         raise NotARecord("a value that isn't plain")
     if "globals" in record and record["globals"].keys() != _GLOBALS.keys():
         raise NotARecord("other global generators")

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ckptd.errors import CheckpointWarning
 from ckptd.loop.loader_ahead import as_run, differs
 from ckptd.loop.loader_batches import Batches
 from ckptd.loop.loader_memory import Memory, Record
@@ -23,6 +21,7 @@ from ckptd.loop.loader_streams import Streams
 from ckptd.loop.loader_view import View
 from ckptd.loop.loader_watch import Watch
 from ckptd.loop.loader_way import Way, way_of
+from ckptd.warning import warn
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class Resume:
             elif self._say_unrecorded():
                 pass
             elif self._is_proof() and differ(self._proofs, of.proofs):
-                say_other_data(stacklevel=5)
+                say_other_data()
             found = self._with_sampler(found, view)
         finally:
             # load_state_dict may have left the dataset a note for when it begins, which stays.
@@ -216,22 +215,18 @@ class Resume:
         """Fetching again doesn't bring everything back when it depends on more than this epoch's fetches."""
         said = bool(self.way.how == "refetch" and self._of["changed"] and self._of["loop_draws"])
         if said:
-            warnings.warn(
+            warn(
                 f"fetching changes {self._of['changed']}, which isn't recorded; the batches before the position "
                 "were fetched again, but it may differ now if the training loop draws from the same generators between "
-                "two batches; give the dataset state_dict and load_state_dict",
-                CheckpointWarning,
-                stacklevel=6,
+                "two batches; give the dataset state_dict and load_state_dict"
             )
         return said
 
 
 def _say_other_order() -> None:
-    warnings.warn(
+    warn(
         "the sampler gave other indices than before the checkpoint, so this epoch isn't the one that was "
         "interrupted: it keeps something that isn't recorded, draws from a "
         "generator out of sight, or goes by what the training loop does; give it a generator of its own, or "
-        "state_dict and load_state_dict",
-        CheckpointWarning,
-        stacklevel=5,
+        "state_dict and load_state_dict"
     )

@@ -17,8 +17,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ckptd.loop.loader_attributes import PLAIN
 from ckptd.loop.loader_packing import DICTS, DTYPE, DTYPES, FACTORIES, MAX_DEPTH, SEQUENCES, TYPECODES, Packed
+from ckptd.snapshot.values import SCALARS
 
 _MOST_OF_A_TABLE: Final = 64  # places for each member
 _NESTED: Final = {"list": list, "tuple": tuple}
@@ -34,7 +34,7 @@ def unpack(packed: Packed) -> Any:
 
 
 def _unpack(packed: Packed, depth: int) -> Any:
-    if type(packed) in PLAIN:
+    if type(packed) in SCALARS:
         return packed
     if type(packed) is not list or not packed or depth > MAX_DEPTH:
         raise ValueError("no packed value")

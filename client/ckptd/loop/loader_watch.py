@@ -26,9 +26,13 @@ class Watch:
     def _marks(self) -> dict[Spot, Mark]:
         return self._memory.marks(self._marker, samplers_only=self._samplers_only)
 
-    def look(self) -> list[str]:
-        """The paths of what was changed since the start, in their order."""
-        self._memory.read_contents()
+    def look(self, *, read: bool = False) -> list[str]:
+        """The paths of what was changed since the start, in their order.
+
+        read: What samplers keep has just been read, which takes long where it is much.
+        """
+        if not read:
+            self._memory.read_contents()
         now, opened = self._marks(), set()
         if now != self._base:
             changed = {spot for spot in {**self._base, **now} if self._base.get(spot) != now.get(spot)}

@@ -21,10 +21,10 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import get_worker_info
 
-from ckptd.loop.loader_attributes import PLAIN
 from ckptd.loop.loader_fingerprint import fingerprint
 from ckptd.loop.loader_memory import Memory, Record
 from ckptd.loop.loader_watch import Watch
+from ckptd.snapshot.values import SCALARS
 
 _LOOK_EVERY_S: Final = 1.0
 
@@ -233,7 +233,7 @@ def _same(one: Any, other: Any) -> bool:
         return bool(
             one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
         )
-    return one is other or (type(one) in PLAIN and bool(one == other))
+    return one is other or (type(one) in SCALARS and bool(one == other))
 
 
 def merge(memory: Record, news: Record) -> Record:

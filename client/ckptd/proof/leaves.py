@@ -20,13 +20,12 @@ from ckptd.proof.trace import Leaf
 from ckptd.snapshot import keypath
 from ckptd.snapshot.descriptor import TensorSpec
 from ckptd.snapshot.keypath import Path
-from ckptd.snapshot.values import PackedNumbers, TensorRef
+from ckptd.snapshot.values import SCALARS, PackedNumbers, TensorRef
 from ckptd.tensors.capture import Captured, capture, copy_into, has_state_dict
 from ckptd.tensors.generator_state import GENERATORS
 from ckptd.tensors.gradients import Gradients
 from ckptd.tensors.tags import MARKER
 
-_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _LONG: Final = 16  # a list of more numbers than this is one value
 _TEXT: Final = 120
 _SHOWN_BYTES: Final = 32
@@ -129,7 +128,7 @@ class _Walk:
 
     def _sequence(self, value: Any, path: Path) -> None:
         name = type(value).__name__
-        if len(value) > _LONG and _SCALARS.issuperset(map(type, value)):
+        if len(value) > _LONG and SCALARS.issuperset(map(type, value)):
             self._put(path, Leaf(f"{name} of {len(value)} values", _hash(_spell(value).encode())))
         else:
             self._put(path, Leaf(f"{name} of {len(value)}"))

@@ -12,6 +12,10 @@ weights_only loader refuses were already turned into a tagged dict by `ckptd.ten
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+#: Kinds of values that are leaves, and can't change.
+SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 @dataclass(frozen=True, slots=True)

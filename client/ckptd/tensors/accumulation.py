@@ -36,7 +36,7 @@ from ckptd.tensors.gradients import Gradients
 from ckptd.tensors.optim import held_optimizer
 from ckptd.tensors.registered_tags import fields_of
 
-__all__ = ["accumulated_in"]
+__all__ = ["accumulated_in", "left_out"]
 
 #: Above this many optimizers each renews its own notes only: one for each parameter would cost a square.
 _MOST_RENEWED: Final = 8
@@ -220,6 +220,15 @@ def accumulated_in(state: Mapping[Any, Any]) -> str | None:
         if id(grown) not in stored:
             return keypath.show(path)
     return None
+
+
+def left_out(where: str, of: str) -> str:
+    """What is said of gradients at that key path; of is what lacks them, "snapshot" or "checkpoint"."""
+    return (
+        f"{where} has gradients accumulated since its last step, and they are not in the {of}: a run resumed from it "
+        'lacks them. Add "gradients": ckptd.Gradients(model) to the state, or save right after optimizer.step(). If the '
+        "loop clears them before its next backward(), nothing is lost"
+    )
 
 
 def _grown(noted: Iterable[tuple[torch.Tensor, _Note]]) -> torch.Tensor | None:

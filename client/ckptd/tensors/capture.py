@@ -24,7 +24,7 @@ from ckptd.limits import MAX_TREE_DEPTH, MIB
 from ckptd.snapshot import keypath
 from ckptd.snapshot.descriptor import TensorSpec
 from ckptd.snapshot.keypath import Path
-from ckptd.snapshot.values import DeviceValue, DtypeValue, PackedNumbers, SizeValue
+from ckptd.snapshot.values import SCALARS, DeviceValue, DtypeValue, PackedNumbers, SizeValue
 from ckptd.tensors import tags
 from ckptd.tensors.advice import advice, has_method
 from ckptd.tensors.copying import copy_tensors
@@ -41,7 +41,6 @@ from ckptd.tensors.tensor_rows import TensorRows
 RESERVED_NAMES: Final = frozenset({"schema", "wall_saved_at", "step", "rng", tags.MARKER})
 
 _PACK_FROM_ITEMS: Final = 64
-_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ class _Walker:
 
     def store(self, value: Any, path: Path) -> Any:
         kind = type(value)
-        if kind in _SCALARS:
+        if kind in SCALARS:
             return value
         if isinstance(value, torch.Tensor):
             return self.table.add(value, path)

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy
 import torch
 
+from ckptd.snapshot.values import SCALARS
 from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.generator_state import GENERATORS
 from ckptd.tensors.registered_tags import items_below
-
-IMMUTABLE_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 _Is: TypeAlias = Callable[[Any], bool]
 
@@ -44,7 +43,7 @@ def holds(value: Any, is_one: _Is) -> bool:
     todo = [(value, 0)]
     while todo:
         one, depth = todo.pop()
-        if type(one) in IMMUTABLE_SCALARS or id(one) in seen:
+        if type(one) in SCALARS or id(one) in seen:
             continue
         seen[id(one)] = one
         if is_one(one):

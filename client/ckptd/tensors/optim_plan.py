@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
-from ckptd.errors import CheckpointWarning
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.optim import SHAPES, TIES
@@ -109,8 +107,8 @@ class OptimizerPlan:
             if key not in NOT_SETTINGS and not (key in LIVE_DECIDES and key in live)
         ]
 
-    def warn_of_rounding(self, path: Path) -> None:
-        """Say by name which settings a live tensor can't hold as they were stored; nothing is changed.
+    def rounded(self, path: Path) -> Iterator[str]:
+        """Which settings a live tensor can't hold as they were stored, each in words.
 
         Args:
             path: Where the owner is in the state.
@@ -119,11 +117,9 @@ class OptimizerPlan:
             for key, value in self._settings(live, number):
                 where = (*path, "param_groups", at, key)
                 for place, stored, held, dtype in roundings(live.get(key), value, where):
-                    warnings.warn(
+                    yield (
                         f"{keypath.show(place)}: {stored!r} was stored, and the live {dtype} tensor holds {held!r}, so "
-                        "training goes on with that; to go on exactly make the live one a number or a wider tensor",
-                        CheckpointWarning,
-                        stacklevel=2,
+                        "training goes on with that; to go on exactly make the live one a number or a wider tensor"
                     )
 
     def placed(self) -> Iterator[tuple[Any, Any]]:

@@ -11,9 +11,9 @@ import torch
 from ckptd.errors import UnstorableState
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
+from ckptd.snapshot.values import SCALARS
 
 _MAX_DEPTH: Final = 100
-_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 def check_state(
@@ -69,7 +69,7 @@ def _apart(value: Any, storages: set[int], depth: int) -> bool:
     if isinstance(value, (Mapping, list, tuple)):
         items = value.values() if isinstance(value, Mapping) else value
         return depth >= _MAX_DEPTH or all(
-            type(item) in _SCALARS or _apart(item, storages, depth + 1) for item in items
+            type(item) in SCALARS or _apart(item, storages, depth + 1) for item in items
         )
     return not _has_state(value)
 
@@ -91,7 +91,7 @@ def _collect(value: Any, path: Path, found: list[_Found], depth: int) -> None:
     elif isinstance(value, (Mapping, list, tuple)):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items if depth < _MAX_DEPTH else ():
-            if type(item) not in _SCALARS:
+            if type(item) not in SCALARS:
                 _collect(item, (*path, key), found, depth + 1)
     elif _has_state(value):
         raise UnstorableState(

@@ -21,11 +21,10 @@ from ckptd.errors import StateMismatch, UnstorableState
 from ckptd.registered import class_of, name_of
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
+from ckptd.snapshot.values import SCALARS
 
 #: What typing notes on an instance of Box[int]: of use to type checkers at run time only, and no data.
 _TYPE_ARGUMENTS: Final = "__orig_class__"
-
-_LEAVES: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class Unbuilt:
@@ -228,7 +227,7 @@ def unbuilt_in(value: Any, path: Path) -> Iterator[tuple[Path, Unbuilt]]:
         yield path, value
         return
     for key, item in items_below(value):
-        if type(item) not in _LEAVES:
+        if type(item) not in SCALARS:
             yield from unbuilt_in(item, (*path, key))
 
 

@@ -11,9 +11,10 @@ from typing import Any, Final, TypeAlias
 import numpy
 
 from ckptd.snapshot.keypath import Path
+from ckptd.snapshot.values import SCALARS
 from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.generator_state import GENERATORS
-from ckptd.tensors.live_contents import IMMUTABLE_SCALARS, holds_live, holds_object, is_plain
+from ckptd.tensors.live_contents import holds_live, holds_object, is_plain
 from ckptd.tensors.registered_restore import plan_fields
 from ckptd.tensors.registered_tags import fields_of
 from ckptd.tensors.restore_array import plan_array, plan_bytes
@@ -128,7 +129,7 @@ def _items(
     found: Findings, plan: Plan, live: list[Any], stored: Sequence[Any], path: Path
 ) -> list[Write] | None:
     """A write for each stored item, by position; None where all are taken as they are stored."""
-    if IMMUTABLE_SCALARS.issuperset(map(type, live)) and not any(map(holds_optimizer, stored)):
+    if SCALARS.issuperset(map(type, live)) and not any(map(holds_optimizer, stored)):
         return [found.given(value) for value in stored] if len(stored) < 64 else None
     objects = any(map(holds_object, live))
     kept = [i for i in range(len(stored), len(live)) if objects and holds_live(live[i])]

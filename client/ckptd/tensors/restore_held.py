@@ -12,8 +12,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
 from ckptd.snapshot.keypath import Path
+from ckptd.snapshot.values import SCALARS
 from ckptd.tensors.capture import has_state_dict
-from ckptd.tensors.live_contents import IMMUTABLE_SCALARS
 from ckptd.tensors.optim import held_optimizer, is_torch_form
 from ckptd.tensors.registered_tags import items_below
 from ckptd.tensors.restore_array import as_bytes
@@ -50,7 +50,7 @@ def held_by_objects(state: Mapping[Any, Any], components: Mapping[Any, Any]) -> 
 
 
 def _objects(value: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, Any]]:
-    if type(value) in IMMUTABLE_SCALARS or id(value) in seen or len(path) > _MAX_DEPTH:
+    if type(value) in SCALARS or id(value) in seen or len(path) > _MAX_DEPTH:
         return
     seen.add(id(value))
     if has_state_dict(value):
@@ -92,12 +92,12 @@ def targets(held: Iterable[Held]) -> Iterator[Target]:
 
 def _side_by_side(live: Any, stored: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
     """All but scalars and objects, each with its counterpart or None."""
-    if type(live) in IMMUTABLE_SCALARS or has_state_dict(live) or depth > _MAX_DEPTH:
+    if type(live) in SCALARS or has_state_dict(live) or depth > _MAX_DEPTH:
         return
     yield live, stored
     theirs = dict(items_below(stored))
     for key, item in items_below(live):
-        if type(item) not in IMMUTABLE_SCALARS:
+        if type(item) not in SCALARS:
             yield from _side_by_side(item, theirs.get(key), depth + 1)
 
 

@@ -12,9 +12,8 @@ import torch
 
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.capture import has_state_dict
-from ckptd.tensors.live_contents import IMMUTABLE_SCALARS, holds
+from ckptd.tensors.live_contents import holds
 from ckptd.tensors.optim import SHAPES, is_torch_form
-from ckptd.tensors.registered_tags import items_below
 from ckptd.tensors.restore_findings import Findings, Write
 from ckptd.tensors.tags import is_namedtuple
 
@@ -76,23 +75,19 @@ def object_finder(siblings: Iterable[Any]) -> Callable[[Any], bool]:
     return lambda stored: _holds_state(stored) or (all(holders) and _holds_dict(stored))
 
 
-def holds_optimizer(value: Any, depth: int = 0) -> bool:
+def holds_optimizer(value: Any) -> bool:
     """Whether an optimizer's state is in value, stored as none but an optimizer's own is: it can't become a dict."""
-    if type(value) in IMMUTABLE_SCALARS:
-        return False
-    if isinstance(value, Mapping) and SHAPES in value and is_torch_form(value):
-        return True
-    return depth < 100 and any(holds_optimizer(item, depth + 1) for _, item in items_below(value))
+    return holds(value, lambda one: isinstance(one, Mapping) and SHAPES in one and is_torch_form(one))
 
 
 def _holds_object(value: Any) -> bool:
     return holds(value, has_state_dict)
 
 
-def _holds_state(value: Any, depth: int = 0) -> bool:
-    if isinstance(value, Mapping) and (hasattr(value, "_metadata") or is_torch_form(value)):
-        return True
-    return depth < 100 and any(_holds_state(item, depth + 1) for _, item in items_below(value))
+def _holds_state(value: Any) -> bool:
+    return holds(
+        value, lambda one: isinstance(one, Mapping) and (hasattr(one, "_metadata") or is_torch_form(one))
+    )
 
 
 def _holds_dict(value: Any, depth: int = 0) -> bool:

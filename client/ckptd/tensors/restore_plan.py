@@ -12,9 +12,10 @@ from torch.nn.parameter import is_lazy
 from ckptd.errors import StateMismatch
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
+from ckptd.snapshot.values import SCALARS
 from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.generator_state import GENERATORS, kind_of, set_generator, skipped_generator
-from ckptd.tensors.live_contents import IMMUTABLE_SCALARS, holds_object, is_plain
+from ckptd.tensors.live_contents import holds_object, is_plain
 from ckptd.tensors.object_faults import object_faults
 from ckptd.tensors.optim import held_optimizer, is_torch_form, name_parameters
 from ckptd.tensors.optim_names import by_live_names
@@ -104,7 +105,7 @@ class Planner:
             self.found.targets.remove(target)
         self.found.raise_problems()
         for plan, where in self._optimizers:
-            plan.warn_of_rounding(where)
+            self.found.warnings += plan.rounded(where)
             self.found.shared.expect(plan.stored.values())
         self.found.shared.expect(target.stored for target in self.found.targets)
 
@@ -121,7 +122,7 @@ class Planner:
         """The write that brings live to stored; problems are noted."""
         if isinstance(stored, Unbuilt):
             return lambda: live  # refused by its class: see faults_of_classes
-        if type(live) in IMMUTABLE_SCALARS:
+        if type(live) in SCALARS:
             return plan_replaced(self.found, live, stored, path)
         if isinstance(live, torch.Tensor):
             return plan_tensor(self.found, live, stored, path)

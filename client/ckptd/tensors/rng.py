@@ -7,15 +7,15 @@ Nothing here draws a number: reading a state doesn't move it.
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy
 import torch
 
-from ckptd.errors import CheckpointWarning, StateMismatch
+from ckptd.errors import StateMismatch
 from ckptd.tensors.generator_places import check_numpy_place, check_torch_place
+from ckptd.warning import warn
 
 _PARTS = ("python", "numpy", "torch", "cuda")
 
@@ -78,7 +78,7 @@ def restore_rng_state(state: Mapping[str, Any]) -> None:
     apply = plan_rng(state)
     apply()
     for text in unlike_devices(state):
-        warnings.warn(text, CheckpointWarning, stacklevel=2)
+        warn(text)
 
 
 def plan_rng(state: Mapping[str, Any], cuda: Any = torch.cuda) -> Any:

@@ -15,7 +15,7 @@ from ckptd.link.metrics import plain_metrics
 from ckptd.names import DEFAULT_RUN, check_step
 from ckptd.snapshot.descriptor import Descriptor, Sharding
 from ckptd.snapshot.descriptor_codec import encode
-from ckptd.tensors.accumulation import accumulated_in
+from ckptd.tensors.accumulation import accumulated_in, left_out
 from ckptd.tensors.capture import Captured, capture, copy_into
 from ckptd.versions import versions
 from ckptd.warning import warn
@@ -61,11 +61,7 @@ def save(
     copy_into(captured, data)
     write_checkpoint_folder(target, descriptor, data)
     if (where := accumulated_in(state)) is not None:
-        warn(
-            f"{where} has gradients accumulated since its last step, and they are not in the checkpoint: a run resumed "
-            'from it lacks them. Add "gradients": ckptd.Gradients(model) to the state, or save right after '
-            "optimizer.step(). If the loop clears them before its next backward(), nothing is lost"
-        )
+        warn(left_out(where, "checkpoint"))
     return target
 
 

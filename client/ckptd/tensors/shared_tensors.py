@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 
+from ckptd.snapshot.values import SCALARS
 from ckptd.tensors.optim_placing import rebuild
 from ckptd.tensors.optim_storable import place
 from ckptd.tensors.tied_values import same_bits
-
-_SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class SharedTensors:
@@ -94,7 +93,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield value
     elif isinstance(value, (Mapping, list, tuple, deque)):
         for item in value.values() if isinstance(value, Mapping) else value:
-            if type(item) not in _SCALARS:  # a history of losses is long
+            if type(item) not in SCALARS:  # a history of losses is long
                 yield from _tensors(item)
 
 

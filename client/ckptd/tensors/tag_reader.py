@@ -13,11 +13,11 @@ import numpy
 import torch
 
 from ckptd.errors import CorruptCheckpoint
-from ckptd.tensors.generator_places import check_numpy_place, check_torch_place
+from ckptd.tensors.generator_places import PLACES, check_numpy_place, check_torch_place
 from ckptd.tensors.namedtuples import could_be_made
 from ckptd.tensors.registered_tags import decode_registered
 from ckptd.tensors.seed_sequence import seed_from_plain
-from ckptd.tensors.tags import BIT_GENERATORS, FACTORIES, FUNCTIONS, MARKER, is_namedtuple
+from ckptd.tensors.tags import FACTORIES, FUNCTIONS, MARKER, is_namedtuple
 
 _UTF_32: Final = {"<": "utf-32-le", ">": "utf-32-be"}
 
@@ -146,7 +146,7 @@ class GeneratorElsewhere:
 
 def _decode_numpy_generator(tag: dict[str, Any]) -> Any:
     name = tag["bit_generator"]
-    if name not in BIT_GENERATORS:
+    if name not in PLACES:
         raise ValueError(f"bit generator {name!r}")
     kind = getattr(numpy.random, name)
     check_numpy_place(tag["state"])

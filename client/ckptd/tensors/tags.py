@@ -38,6 +38,7 @@ from torch.optim.swa_utils import SWALR
 from ckptd.errors import UnstorableState
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
+from ckptd.tensors.generator_places import PLACES
 from ckptd.tensors.namedtuples import could_be_made, is_all_fields
 from ckptd.tensors.plain_keys import check_element, check_key
 from ckptd.tensors.registered_tags import encode_registered
@@ -52,7 +53,6 @@ Walk: TypeAlias = Callable[[Any, Path], Any]
 FACTORIES: Final[dict[str, type]] = {
     kind.__name__: kind for kind in (list, dict, set, int, float, str, bytes, bool, tuple)
 }
-BIT_GENERATORS: Final = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 
 #: What torch puts into a state itself: up to 2.6 at least, SWALR.state_dict() holds the one of these that it anneals by.
 FUNCTIONS: Final[dict[str, Any]] = {
@@ -246,12 +246,12 @@ def _encode_numpy_generator(value: Any, path: Path, walk: Walk) -> dict[str, Any
         kind, state = "numpy-generator", value.bit_generator.state
     else:
         kind, state = "numpy-random-state", value.get_state(legacy=False)
-    if state["bit_generator"] not in BIT_GENERATORS:
+    if state["bit_generator"] not in PLACES:
         raise UnstorableState(
             "a NumPy generator that can't be stored",
             where=keypath.show(path),
             seen=str(state["bit_generator"])[:80],
-            wanted=f"one of {', '.join(BIT_GENERATORS)}",
+            wanted=f"one of {', '.join(PLACES)}",
         )
     tagged = {MARKER: kind, "bit_generator": state["bit_generator"], "state": plain_numpy(state)}
     seed = seed_to_plain(value.bit_generator) if isinstance(value, numpy.random.Generator) else None

@@ -14,6 +14,7 @@ import torch
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.generator_state import GENERATORS, state_of
+from ckptd.tensors.optim_storable import place
 from ckptd.tensors.registered_tags import fields_of
 from ckptd.tensors.tag_reader import GeneratorElsewhere
 
@@ -63,8 +64,8 @@ def settle_ties(targets: Iterable[Target], held: Iterable[Target]) -> Ties:
         held: Any others of the state; those of targets may be among them.
     """
     ties, known = Ties(), [*held, *targets]
-    written = {_place(one.live) for one in _written(known) if one.set_apart is None}
-    known = [one for one in known if one.stored is not None or _place(one.live) not in written]
+    written = {place(one.live) for one in _written(known) if one.set_apart is None}
+    known = [one for one in known if one.stored is not None or place(one.live) not in written]
     order = {id(target): position for position, target in enumerate(known)}
     for group in _overlapping(known):
         first = group[0]
@@ -95,7 +96,7 @@ def _goes_with(kept: Iterable[Target], target: Target) -> bool:
     if any(one.stored is None and _meet(one.live, target.live) for one in kept):
         return False
     for one in kept:
-        if target.by_place and _place(one.live) == _place(target.live):
+        if target.by_place and place(one.live) == place(target.live):
             return _same_tensor(one, target)
     return not _overwritten([*_written(kept), target]) or bool(_overwritten([target]))
 
@@ -166,11 +167,7 @@ def _same_tensor(one: Target, other: Target) -> bool:
     """Whether both are the same view of live memory, and the same view of stored memory: a tie kept."""
     if one.stored is None or other.stored is None:
         return False
-    return _place(one.live) == _place(other.live) and _place(one.stored) == _place(other.stored)
-
-
-def _place(tensor: torch.Tensor) -> tuple[object, ...]:
-    return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+    return place(one.live) == place(other.live) and place(one.stored) == place(other.stored)
 
 
 def _overwritten(group: list[Target]) -> list[Target]:
