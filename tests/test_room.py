@@ -6,7 +6,7 @@ import pytest
 
 from ckptd.errors import SharedMemoryTooSmall
 from ckptd.limits import MIB
-from ckptd_daemon.core import room
+from ckptd.snapshot import room
 from ckptd_daemon.core.room import MARGIN_BYTES, Room, check_room, rooms_for
 
 
