@@ -118,8 +118,8 @@ def test_any_plain_tree_comes_back_in_value_type_and_order(tree: Any) -> None:
 
 def test_all_fields_come_back() -> None:
     rows = rows_of(3)
-    rows[1] = replace(rows[1], stride=(1, 2), requires_grad=True, parameter=True)
-    rows[2] = replace(rows[2], offset=0, alias_of=0)
+    rows[1] = msgspec.structs.replace(rows[1], stride=(1, 2), requires_grad=True, parameter=True)
+    rows[2] = msgspec.structs.replace(rows[2], offset=0, alias_of=0)
     d = of_rows(
         {"m": OrderedDict(a=TensorRef(0), b=[TensorRef(1), TensorRef(2), TensorRef(2)])}, rows, 500,
         Sharding(by="round-robin", shards=5), metrics={"loss": math.inf, "nan": math.nan},
@@ -187,9 +187,9 @@ def test_the_longest_integers_that_can_be_read_back_are_kept() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        replace(ROW, dtype="int4", itemsize=1, nbytes=6),
-        replace(ROW, dtype="float32\nos", itemsize=4),
-        replace(ROW, itemsize=8),
+        msgspec.structs.replace(ROW, dtype="int4", itemsize=1, nbytes=6),
+        msgspec.structs.replace(ROW, dtype="float32\nos", itemsize=4),
+        msgspec.structs.replace(ROW, itemsize=8),
     ],
 )
 def test_a_dtype_no_archive_can_hold_is_refused(row: TensorSpec) -> None:
@@ -200,29 +200,33 @@ def test_a_dtype_no_archive_can_hold_is_refused(row: TensorSpec) -> None:
 @pytest.mark.parametrize(
     "rows",
     [
-        [replace(ROW, offset=990)],
-        [replace(ROW, offset=-1)],
-        [replace(ROW, offset=-1, shape=(0,), nbytes=0)],
-        [replace(ROW, stride=(-1, -1), shape=(0, 2), nbytes=0)],
-        [replace(ROW, shape=(2, -3))],
-        [replace(ROW, shape=(1,) * 65)],
-        [replace(ROW, stride=(3,))],
-        [replace(ROW, stride=(1, 1))],
-        [replace(ROW, stride=(1, 3))],
-        [replace(ROW, stride=(-1, 2))],
-        [replace(ROW, stride=(2**62, 2))],
-        [replace(ROW, shape=(2**40, 2**40))],
-        [replace(ROW, path=())],
-        [replace(ROW, path=("m",) * 101)],
-        [replace(ROW, dtype="int64", itemsize=8, shape=(3,), requires_grad=True)],
-        [replace(ROW, alias_of=0)],
-        [replace(ROW, alias_of=7)],
-        [ROW, replace(ROW, path=("m", 1), offset=20)],
-        [ROW, replace(ROW, offset=64)],
-        [ROW, replace(ROW, path=("m", 1), alias_of=0, offset=64)],
-        [ROW, replace(ROW, path=("m", 1), alias_of=0, shape=(3, 2))],
-        [ROW, replace(ROW, path=("m", 1), alias_of=0, dtype="int32")],
-        [ROW, replace(ROW, path=("m", 1), alias_of=0), replace(ROW, path=("m", 2), alias_of=1)],
+        [msgspec.structs.replace(ROW, offset=990)],
+        [msgspec.structs.replace(ROW, offset=-1)],
+        [msgspec.structs.replace(ROW, offset=-1, shape=(0,), nbytes=0)],
+        [msgspec.structs.replace(ROW, stride=(-1, -1), shape=(0, 2), nbytes=0)],
+        [msgspec.structs.replace(ROW, shape=(2, -3))],
+        [msgspec.structs.replace(ROW, shape=(1,) * 65)],
+        [msgspec.structs.replace(ROW, stride=(3,))],
+        [msgspec.structs.replace(ROW, stride=(1, 1))],
+        [msgspec.structs.replace(ROW, stride=(1, 3))],
+        [msgspec.structs.replace(ROW, stride=(-1, 2))],
+        [msgspec.structs.replace(ROW, stride=(2**62, 2))],
+        [msgspec.structs.replace(ROW, shape=(2**40, 2**40))],
+        [msgspec.structs.replace(ROW, path=())],
+        [msgspec.structs.replace(ROW, path=("m",) * 101)],
+        [msgspec.structs.replace(ROW, dtype="int64", itemsize=8, shape=(3,), requires_grad=True)],
+        [msgspec.structs.replace(ROW, alias_of=0)],
+        [msgspec.structs.replace(ROW, alias_of=7)],
+        [ROW, msgspec.structs.replace(ROW, path=("m", 1), offset=20)],
+        [ROW, msgspec.structs.replace(ROW, offset=64)],
+        [ROW, msgspec.structs.replace(ROW, path=("m", 1), alias_of=0, offset=64)],
+        [ROW, msgspec.structs.replace(ROW, path=("m", 1), alias_of=0, shape=(3, 2))],
+        [ROW, msgspec.structs.replace(ROW, path=("m", 1), alias_of=0, dtype="int32")],
+        [
+            ROW,
+            msgspec.structs.replace(ROW, path=("m", 1), alias_of=0),
+            msgspec.structs.replace(ROW, path=("m", 2), alias_of=1),
+        ],
     ],
 )
 def test_rows_that_do_not_fit_each_other_or_the_data_are_refused(rows: list[TensorSpec]) -> None:
@@ -232,7 +236,10 @@ def test_rows_that_do_not_fit_each_other_or_the_data_are_refused(rows: list[Tens
 
 
 def test_paths_that_python_calls_equal_are_two_paths() -> None:
-    rows = [replace(ROW, path=("m", key), offset=64 * i) for i, key in enumerate([1, True, 1.0, "1"])]
+    rows = [
+        msgspec.structs.replace(ROW, path=("m", key), offset=64 * i)
+        for i, key in enumerate([1, True, 1.0, "1"])
+    ]
     assert [type(row.path[1]) for row in decode(encode(with_rows(*rows))).tensors] == [int, bool, float, str]
 
 

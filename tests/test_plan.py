@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -185,7 +186,7 @@ def test_auto_makes_one_file_below_64_mib_and_shards_from_there_on() -> None:
 
 def test_a_tie_counts_once_in_what_auto_adds_up() -> None:
     d = sized(("model", [40 * MIB]), ("ema", [0]))
-    alias = replace(d.tensors[0], path=("ema", "t0"), alias_of=0)
+    alias = msgspec.structs.replace(d.tensors[0], path=("ema", "t0"), alias_of=0)
     assert plan_checkpoint(replace(d, tensors=(d.tensors[0], alias))).layout == "single"
 
 

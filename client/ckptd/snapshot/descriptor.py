@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 ShardingBy = Literal["size", "round-robin", "param-group"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorSpec:
+# Neither this nor TensorRef is tracked by the collector (gc=False: they hold plain keys and numbers, so they can't
+# be part of a cycle): a state may have 100,000 of them, and the trainer waits while they are made.
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One tensor of the snapshot.
 
     Attributes:

@@ -14,12 +14,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 #: Kinds of values that are leaves, and can't change.
 SCALARS: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
-@dataclass(frozen=True, slots=True)
-class TensorRef:
+class TensorRef(msgspec.Struct, frozen=True, gc=False):
     """Stands for a tensor: row `index` of the descriptor's tensor list (several refs to one row are one tensor)."""
 
     index: int
