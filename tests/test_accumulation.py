@@ -510,6 +510,33 @@ def test_gradients_that_are_in_the_state_are_not_lost() -> None:
     assert accumulated_in({**state, "gradients": ckptd.Gradients(net())}) == "state['optimizer']"
 
 
+def test_gradients_of_a_part_alone_leave_the_others_out() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    backward(model)
+    optimizer.step()
+    backward(model)
+    for part in (model[0], model[2]):
+        assert accumulated_in({"optimizer": optimizer, "gradients": ckptd.Gradients(part)}) is not None
+    assert accumulated_in({"optimizer": optimizer, "gradients": ckptd.Gradients(model)}) is None
+
+
+def test_a_new_optimizer_over_what_is_thawed_gives_no_alarm_right_after_its_step() -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model[2].parameters(), 0.1)
+    for number in range(6):
+        if number == 3:
+            model[0].requires_grad_(True)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+        assert accumulated_in({"model": model, "optimizer": optimizer}) is None
+    backward(model)
+    assert accumulated_in({"model": model, "optimizer": optimizer}) is not None
+
+
 def test_a_state_without_an_optimizer_accumulates_nothing() -> None:
     assert accumulated_in({"model": accumulating()["model"]}) is None
 

@@ -134,7 +134,17 @@ def test_what_is_no_position_is_refused_by_name(state: Any, said: str) -> None:
         loader().load_state_dict(state)
 
 
-@pytest.mark.parametrize("change", [{"epoch": "1"}, {"pass": {}}, {"more": 1}, {"now": None}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": "1"},
+        {"epoch": torch.zeros(3)},
+        {"pass": {}},
+        {"pass": {"changed": torch.zeros(3)}},
+        {"more": 1},
+        {"now": None},
+    ],
+)
 def test_a_damaged_position_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(StateMismatch, match="damaged"):
         with_all().check_state_dict({**in_mid_epoch(), **change})

@@ -130,8 +130,10 @@ def say_not_whole(too_many: str) -> None:
 
 def current(position: Mapping[str, Any]) -> Position:
     """The position with what one of before lacks."""
-    inside = position["pass"] if isinstance(position.get("pass"), Mapping) and position.get("epoch") else {}
-    return {"unrecorded": [inside["changed"]] if inside.get("changed") else [], **position}
+    inside, epoch = position.get("pass"), position.get("epoch")
+    changed = inside.get("changed") if isinstance(inside, Mapping) else None
+    left = [changed] if isinstance(changed, str) and changed and isinstance(epoch, int) and epoch else []
+    return {"unrecorded": left, **position}
 
 
 def say_unrecorded(position: Position) -> None:

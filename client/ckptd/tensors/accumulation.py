@@ -119,8 +119,12 @@ def _renewed(parameters: list[torch.Tensor], notes: dict[int, _Note]) -> bool:
 
 
 def _found(parameters: list[torch.Tensor], notes: dict[int, _Note]) -> tuple[int, ...] | None:
-    """The first and the last that have a gradient: these are noted."""
-    first = next((at for at, each in enumerate(parameters) if _noted(each, notes)), None)
+    """The first and the last that have a gradient: these are noted, and no note of another optimizer's stays."""
+    first = None
+    for at, each in enumerate(parameters):
+        notes.pop(id(each), None)
+        if first is None and _noted(each, notes):
+            first = at
     if first is None:
         return None
     return first, next(at for at in range(len(parameters) - 1, -1, -1) if _noted(parameters[at], notes))
@@ -211,13 +215,14 @@ def accumulated_in(state: Mapping[Any, Any]) -> str | None:
         if any(notes):
             grown = _grown(own)
         else:
-            grown = None if _watch.found_nothing(optimizer) else _any_gradient(optimizer)
-        if grown is None or _step_was_left_out(optimizer):
+            grown = iter(()) if _watch.found_nothing(optimizer) else _with_gradient(optimizer)
+        first = next(grown, None)
+        if first is None or _step_was_left_out(optimizer):
             continue
         if stored is None:
             parts = [part for _, part in found if isinstance(part, Gradients)]
             stored = {id(each) for part in parts for each in part.parameters().values()}
-        if id(grown) not in stored:
+        if any(id(each) not in stored for each in (first, *grown)):
             return keypath.show(path)
     return None
 
@@ -225,26 +230,24 @@ def accumulated_in(state: Mapping[Any, Any]) -> str | None:
 def left_out(where: str, of: str) -> str:
     """What is said of gradients at that key path; of is what lacks them, "snapshot" or "checkpoint"."""
     return (
-        f"{where} has gradients accumulated since its last step, and they are not in the {of}: a run resumed from it "
-        'lacks them. Add "gradients": ckptd.Gradients(model) to the state, or save right after optimizer.step(). If the '
-        "loop clears them before its next backward(), nothing is lost"
+        f"{where} has gradients accumulated since its last step, and no ckptd.Gradients puts them into the {of}: "
+        'a run resumed from it lacks them. Add "gradients": ckptd.Gradients(model) to the state, or save right after '
+        "optimizer.step(). If the loop clears them before its next backward(), nothing is lost"
     )
 
 
-def _grown(noted: Iterable[tuple[torch.Tensor, _Note]]) -> torch.Tensor | None:
+def _grown(noted: Iterable[tuple[torch.Tensor, _Note]]) -> Iterator[torch.Tensor]:
     for parameter, note in noted:
         grad = _grad_of(parameter)
         if grad is not None and not note.is_still(grad) and _is_something(grad):
-            return parameter
-    return None
+            yield parameter
 
 
-def _any_gradient(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for parameter in _parameters(optimizer):
         grad = _grad_of(parameter)
         if grad is not None and _is_something(grad):
-            return parameter
-    return None
+            yield parameter
 
 
 def _is_something(grad: torch.Tensor) -> bool:
