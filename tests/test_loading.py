@@ -14,7 +14,8 @@ from torch import nn
 
 import ckptd
 from ckptd.disk import checkpoint_reader
-from ckptd.disk.checkpoint_reader import CheckpointReader, Span
+from ckptd.disk.checkpoint_reader import CheckpointReader
+from ckptd.disk.reader import Span
 from ckptd.errors import (
     CheckpointGone,
     CkptdError,

@@ -18,6 +18,7 @@ from typing import Final
 
 from ckptd.disk.entry import read_failed
 from ckptd.disk.folder_files import open_file, open_folder
+from ckptd.disk.reader import Span
 from ckptd.errors import CheckpointGone, CkptdError, CorruptCheckpoint
 from ckptd.format.records import CheckpointIndex, read_index
 from ckptd.limits import MIB
@@ -28,14 +29,6 @@ _CHUNK_BYTES: Final = 4 * MIB
 _IN_PLACE_FROM_BYTES: Final = 1 * MIB
 #: With more files than this each is opened when it is read: a process has few descriptors, and needs some.
 _OPEN_AT_ONCE: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A range of a file and the memory its bytes go to."""
-
-    offset: int
-    into: memoryview
 
 
 class CheckpointReader:
@@ -120,18 +113,10 @@ class CheckpointReader:
         """
         size, wanted = self._wanted[name]
         digest = hashlib.sha256()
-        try:
-            with self._opened(name) as fd:
-                self._check_size(name, os.fstat(fd).st_size, size)
-                try:
-                    for block in _blocks(spans, size):
-                        for chunk in _read_block(fd, block):
-                            digest.update(chunk)
-                except EOFError as error:
-                    self._check_size(name, os.fstat(fd).st_size, size)
-                    raise CorruptCheckpoint("the file ended early", where=f"{self.path}/{name}") from error
-        except OSError as error:
-            raise self._not_read(error, name) from error
+        with self._reading(name) as fd:
+            for block in _blocks(spans, size):
+                for chunk in _read_block(fd, block):
+                    digest.update(chunk)
         if digest.hexdigest() != wanted:
             raise CorruptCheckpoint(
                 "the sha256 differs from what index.json says",
@@ -139,6 +124,33 @@ class CheckpointReader:
                 seen=digest.hexdigest(),
                 wanted=wanted,
             )
+
+    def peek_into(self, name: str, spans: Sequence[Span]) -> None:
+        """Read spans alone, unproven: to decide by; what is kept must be read again by `read_into`.
+
+        Raises:
+            CorruptCheckpoint: The file isn't of the committed size.
+            ReadFailed: It can't be read now.
+        """
+        with self._reading(name) as fd:
+            for span in spans:
+                for _ in _fill(fd, span):
+                    pass
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[int]:
+        """The descriptor of a file of the committed size, with the errors of reading it put into ours."""
+        size = self._wanted[name][0]
+        try:
+            with self._opened(name) as fd:
+                self._check_size(name, os.fstat(fd).st_size, size)
+                try:
+                    yield fd
+                except EOFError as error:
+                    self._check_size(name, os.fstat(fd).st_size, size)
+                    raise CorruptCheckpoint("the file ended early", where=f"{self.path}/{name}") from error
+        except OSError as error:
+            raise self._not_read(error, name) from error
 
     def _check_size(self, name: str, seen: int, wanted: int) -> None:
         if seen != wanted:
@@ -255,7 +267,7 @@ def _blocks(spans: Sequence[Span], size: int) -> Iterator[_Block]:
 
 def _read_block(fd: int, block: _Block) -> Iterator[memoryview]:
     if block.in_place:
-        yield from _read_chunks(fd, block.start, block.spans[0].into)
+        yield from _fill(fd, block.spans[0])
         return
     if not block.spans:  # only hashed: any length, in bounded memory
         scratch = memoryview(bytearray(min(_CHUNK_BYTES, block.end - block.start)))
@@ -266,7 +278,19 @@ def _read_block(fd: int, block: _Block) -> Iterator[memoryview]:
     yield from _read_chunks(fd, block.start, content)
     for span in block.spans:
         start = span.offset - block.start
+        if span.begin is not None:
+            span.begin()
         span.into[:] = content[start : start + span.into.nbytes]
+        if span.done is not None:
+            span.done()
+
+
+def _fill(fd: int, span: Span) -> Iterator[memoryview]:
+    if span.begin is not None:
+        span.begin()
+    yield from _read_chunks(fd, span.offset, span.into)
+    if span.done is not None:
+        span.done()
 
 
 def _read_chunks(fd: int, offset: int, into: memoryview) -> Iterator[memoryview]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from ckptd.disk.checkpoint_reader import Span
+from ckptd.disk.reader import Span
 from ckptd.errors import CorruptCheckpoint, UnsupportedTorch
 from ckptd.format.sharding import shard_key
 from ckptd.format.table_rows import TensorRow

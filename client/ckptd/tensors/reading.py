@@ -1,0 +1,187 @@
+# ruff: noqa: TID253
+"""A checkpoint's components from whoever has its bytes: a folder's files, a slot."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from ckptd.disk.reader import Reader, Span
+from ckptd.errors import CkptdError, CorruptCheckpoint, InvalidArgument, UnknownSchema
+from ckptd.format.archive_check import check_archive, check_head
+from ckptd.format.records import CheckpointIndex
+from ckptd.format.table_rows import TensorRow, faults_in_files, table_from_bytes
+from ckptd.limits import MAX_TABLE_BYTES
+from ckptd.names import META_FILE, SINGLE_FILE, TABLE_FILE
+from ckptd.tensors.loaded_tree import check_tree
+from ckptd.tensors.moving import moved
+from ckptd.tensors.shard_tensors import ShardTensors
+from ckptd.tensors.tag_reader import decode
+from ckptd.tensors.tags import MARKER
+from ckptd.tensors.ties_across_files import tie_across_files
+
+_SCHEMAS: Final = {"single": "ckpt.v2", "sharded": "ckpt.v2-sharded"}
+_ENVELOPE: Final = frozenset({"schema", "wall_saved_at", "step"})
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checkpoint in memory.
+
+    Attributes:
+        index: Its index; None for one of format v1.
+        step: Finished optimizer steps.
+        components: By name, "rng" among them; those that were asked for.
+        names: Of all components that the checkpoint has.
+    """
+
+    index: CheckpointIndex | None
+    step: int
+    components: dict[str, Any]
+    names: tuple[str, ...]
+
+
+def load_from(
+    reader: Reader, device: torch.device, only: Collection[str] | None = None, *, absent_ok: bool = False
+) -> Loaded:
+    """Load the components of a checkpoint of format v2, whoever has its bytes; all of them are proven.
+
+    Args:
+        reader: Has them. It isn't closed.
+        device: For the tensors. RNG states stay on the CPU.
+        only: Names of the components to load; None means all.
+        absent_ok: Whether `only` may name what the checkpoint doesn't have.
+
+    Raises:
+        CorruptCheckpoint, UnknownSchema, InvalidArgument: As `ckptd.load` says.
+        ReadFailed: It can't be read now.
+    """
+    rows = _read_table(reader)
+    body = META_FILE if reader.index.layout == "sharded" else SINGLE_FILE
+    payload = _payload(reader, body)
+    chosen = select(payload, only, absent_ok)
+    shards = _read_shards(reader, rows)
+    tie_across_files(rows, payload, shards, f"{reader.path}/{TABLE_FILE}")
+    components = {name: decode(_with_tensors(value, shards, reader.path)) for name, value in chosen.items()}
+    return Loaded(reader.index, reader.index.step, moved(components, device), tuple(payload))
+
+
+def _read_table(reader: Reader) -> tuple[TensorRow, ...]:
+    where = f"{reader.path}/{TABLE_FILE}"
+    rows = table_from_bytes(reader.read(TABLE_FILE), where)
+    sizes = {shard.path: shard.bytes for shard in reader.index.shards}
+    faults = faults_in_files(rows, sizes | {META_FILE: reader.index.meta_bytes or 0})
+    if faults:
+        raise CorruptCheckpoint("the table doesn't fit the files", where=where, seen="; ".join(faults[:5]))
+    return rows
+
+
+def _payload(reader: Reader, name: str) -> dict[str, Any]:
+    """The content of meta.pt or ckpt.pt, without its envelope."""
+    where = f"{reader.path}/{name}"
+    data = reader.read(name)
+    check_archive(data, where, ours=True)
+    try:
+        payload = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CorruptCheckpoint(
+            "torch can't read it, though its bytes are those committed",
+            where=where,
+            seen=f"{type(error).__name__}: {str(error)[:200]}",
+        ) from error
+    schema = payload.get("schema") if isinstance(payload, dict) else None
+    if schema != _SCHEMAS[reader.index.layout]:
+        raise UnknownSchema(
+            "unknown schema", where=where, seen=repr(schema)[:80], wanted=_SCHEMAS[reader.index.layout]
+        )
+    if payload.get("step") != reader.index.step:
+        raise CorruptCheckpoint(
+            "another step than index.json says",
+            where=where,
+            seen=repr(payload.get("step"))[:80],
+            wanted=str(reader.index.step),
+        )
+    check_tree(payload, where)
+    return {key: value for key, value in payload.items() if key not in _ENVELOPE}
+
+
+def _read_shards(reader: Reader, rows: tuple[TensorRow, ...]) -> dict[str, ShardTensors]:
+    """All open shards, read and hashed in parallel; hashing releases the interpreter lock."""
+    by_file: dict[str, list[TensorRow]] = {}
+    for row in rows:
+        by_file.setdefault(row.file, []).append(row)
+    bodies = {TABLE_FILE, META_FILE, SINGLE_FILE}
+    shards = {
+        name: ShardTensors(by_file.get(name, []), f"{reader.path}/{name}")
+        for name in reader.files
+        if name not in bodies
+    }
+    if not shards:
+        return {}
+    sizes = {shard.path: shard.bytes for shard in reader.index.shards}
+    with ThreadPoolExecutor(min(len(shards), len(os.sched_getaffinity(0))), "ckptd-read") as pool:
+        reads = [pool.submit(_read_shard, reader, name, shard, sizes) for name, shard in shards.items()]
+        faults = [fault for read in reads if (fault := read.exception()) is not None]
+    for fault in sorted(faults, key=lambda fault: not isinstance(fault, CkptdError)):
+        raise fault
+    return shards
+
+
+def _read_shard(reader: Reader, name: str, shard: ShardTensors, sizes: Mapping[str, int]) -> None:
+    # A shard of empty tensors only has no data: all of it is head.
+    head = bytearray(shard.spans[0].offset if shard.spans else min(sizes[name], MAX_TABLE_BYTES))
+    reader.read_into(name, [Span(0, memoryview(head)), *shard.spans] if head else shard.spans)
+    check_head(head, f"{reader.path}/{name}")
+
+
+def _with_tensors(value: Any, shards: Mapping[str, ShardTensors], where: str) -> Any:
+    """value with the tensor from its shard for every tag of one; containers are changed in place."""
+    kind = type(value)
+    if kind is dict or kind is OrderedDict:
+        if value.get(MARKER) == "tensor":
+            return _from_shard(value, shards, where)
+        for key, item in value.items():
+            value[key] = _with_tensors(item, shards, where)
+        if kind is OrderedDict and "_metadata" in vars(value):
+            value._metadata = _with_tensors(value._metadata, shards, where)
+    elif kind is list:
+        value[:] = [_with_tensors(item, shards, where) for item in value]
+    elif kind is tuple:
+        return tuple(_with_tensors(item, shards, where) for item in value)
+    return value
+
+
+def _from_shard(tag: dict[str, Any], shards: Mapping[str, ShardTensors], where: str) -> torch.Tensor:
+    shard = shards.get(tag.get("file", ""))
+    tensor = None if shard is None else shard.tensors.get(tag.get("key", ""))
+    if tensor is None:
+        raise CorruptCheckpoint(
+            "meta.pt names a tensor that no shard holds",
+            where=where,
+            seen=f"{tag.get('file')}: {tag.get('key')}"[:200],
+        )
+    if tag.get("parameter"):
+        return torch.nn.Parameter(tensor, requires_grad=bool(tag.get("requires_grad")))
+    return tensor.requires_grad_() if tag.get("requires_grad") else tensor
+
+
+def select(components: dict[str, Any], only: Collection[str] | None, absent_ok: bool) -> dict[str, Any]:
+    """The components that `only` names; InvalidArgument for one that isn't there, unless absent_ok."""
+    if only is None:
+        return components
+    unknown = [] if absent_ok else [name for name in only if name not in components]
+    if unknown:
+        raise InvalidArgument(
+            "no such component",
+            where="only",
+            seen=", ".join(map(repr, unknown)),
+            wanted=", ".join(map(repr, components)),
+        )
+    return {name: value for name, value in components.items() if name in only}
