@@ -37,6 +37,10 @@ PAGE_ALIGNED_FROM_BYTES: Final = 64 * KIB
 MAX_DESCRIPTOR_BYTES: Final = 512 * MIB
 MAX_MESSAGE_BYTES: Final = 1 * MIB
 MAX_SLOTS_PER_CLIENT: Final = 2
+MAX_BASES: Final = 64  #: snapshots in a row, each restored from a slot and none of them written yet
+MAX_FRAME_BYTES: Final = 4 * MIB  #: of a streamed snapshot, in one message
+MAX_CREDIT_BYTES: Final = 4 * MAX_FRAME_BYTES  #: one client's, sent and not taken in yet
+MAX_CREDIT_ALL_BYTES: Final = 4 * MAX_CREDIT_BYTES  #: all clients' together
 MAX_CLIENTS: Final = 1_000
 
 #: States under this many tensor bytes are written as one file unless the caller shards them.

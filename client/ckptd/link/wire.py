@@ -2,6 +2,9 @@
 
 One DEALER per client, one ROUTER in the daemon, one frame per message. Every request has an `id` which
 its reply echoes, and may be sent twice: handling is idempotent. `Notice` with id 0 comes unasked.
+
+Snapshots that are streamed take a second pair of sockets: a StreamBegin, then one message for each piece of
+the slot, a StreamFrame and the raw bytes behind it. The daemon says how far the client may go (StreamState).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from msgspec import Meta
 
 from ckptd import errors
 from ckptd.errors import CkptdError, ProtocolError
-from ckptd.limits import MAX_MESSAGE_BYTES
+from ckptd.limits import MAX_DESCRIPTOR_BYTES, MAX_MESSAGE_BYTES
 
 PROTOCOL = 1
 
@@ -43,11 +46,14 @@ class Attach(Message):
 
 
 class Reserve(Message):
-    """Have `slots` slots of at least `slot_bytes` (header, data and descriptor). Slots too small are replaced when free."""
+    """Have `slots` slots of at least `slot_bytes` (header, data and descriptor). Slots too small are replaced when free.
+
+    None at all (0): the client streams from now on, its free slots are removed.
+    """
 
     client_id: ClientId
     slot_bytes: Count
-    slots: Annotated[int, Meta(ge=1, le=2)]
+    slots: Annotated[int, Meta(ge=0, le=2)]
 
 
 class Push(Message):
@@ -93,6 +99,36 @@ class Stop(Message):
 Request = Attach | Reserve | Push | Resolve | Drain | Status | Detach | Stop
 
 
+class StreamBegin(Message):
+    """A sealed snapshot that lies with the client is about to be streamed, or to go on being so.
+
+    Answered by StreamState, or by Accepted when the daemon has it already. What is streamed is the slot's region
+    from its data on: the data, padding up to a whole page, the descriptor.
+    """
+
+    client_id: ClientId
+    token: Name  #: as Attached said: who streams is who is attached
+    snapshot: Count
+    generation: Count
+    data_bytes: Count
+    descriptor_bytes: Annotated[int, Meta(ge=1, le=MAX_DESCRIPTOR_BYTES)]
+    slots: Annotated[int, Meta(ge=1, le=2)]  #: how many of its snapshots may lie with the daemon at once
+
+
+class StreamFrame(Message):
+    """What is said of the raw bytes that follow in the same message. Answered by StreamState, at last by Accepted."""
+
+    snapshot: Count
+    generation: Count
+    offset: Count
+    sha256: Annotated[
+        bytes, Meta(min_length=32, max_length=32)
+    ]  #: of everything from 0 to the end of this frame
+
+
+StreamRequest = StreamBegin | StreamFrame
+
+
 # --- replies and notices --------------------------------------------------------------------------
 
 
@@ -107,6 +143,9 @@ class Attached(Message):
     slot_dir: Text
     slots: list[SlotInfo]
     pending: Count  #: snapshots of this run, of earlier clients, still to be committed
+    stream: Text = ""  #: endpoint for streamed snapshots
+    stream_tcp: Text = ""  #: the same for those who are connected by TCP; "" when the daemon has none
+    stream_token: Name = ""
 
 
 class Reserved(Message):
@@ -133,6 +172,15 @@ class Notice(Message):
     slot: Name = ""
     slot_free: bool = False
     error: WireError | None = None
+
+
+class StreamState(Message):
+    """How much of a streamed snapshot is here, and how far its client may send: nothing beyond `upto`."""
+
+    snapshot: Count
+    generation: Count
+    have: Count
+    upto: Count
 
 
 class Drained(Message):
@@ -173,20 +221,27 @@ class Refused(Message):
     error: WireError
 
 
-Reply = Attached | Reserved | Accepted | Notice | Drained | StatusReply | Done | Refused
+Reply = Attached | Reserved | Accepted | Notice | StreamState | Drained | StatusReply | Done | Refused
 
 _encode = msgspec.msgpack.Encoder().encode
 _requests = msgspec.msgpack.Decoder(Request)
+_streams = msgspec.msgpack.Decoder(StreamRequest)
 _replies = msgspec.msgpack.Decoder(Reply)
 
 
-def encode(message: Request | Reply) -> bytes:
+def encode(message: Request | StreamRequest | Reply) -> bytes:
     return _encode(message)
 
 
 def decode_request(data: bytes) -> Request:
     """Raises ProtocolError for anything that isn't a request of this protocol."""
     request: Request = _decode(_requests, data)
+    return request
+
+
+def decode_stream(data: bytes) -> StreamRequest:
+    """Raises ProtocolError for anything that isn't a request about a stream."""
+    request: StreamRequest = _decode(_streams, data)
     return request
 
 
