@@ -82,3 +82,24 @@ def test_stopping_does_what_was_submitted_first() -> None:
         worker.submit(lambda n=number: n, results.append)
     worker.stop()
     assert results == list(range(10))
+
+
+def test_a_job_that_was_withdrawn_is_never_done_and_one_that_has_begun_can_not_be(worker: Worker) -> None:
+    results: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def first() -> str:
+        begun.set()
+        assert go_on.wait(10)
+        return "first"
+
+    number = worker.submit(first, results.append)
+    second = worker.submit(lambda: "second", results.append)
+    worker.submit(lambda: "third", results.append)
+    worker.start()
+    assert begun.wait(10)
+    assert not worker.withdraw(number)
+    assert worker.withdraw(second) and not worker.withdraw(second)
+    go_on.set()
+    deliver_until(worker, lambda: len(results) == 2)
+    assert results == ["first", "third"]

@@ -13,7 +13,12 @@ MOST_SEQUENCE: Final = 10**15  #: a slot that says more is lying
 
 @dataclass
 class Book:
-    """The sequences it gives, the snapshots it has, and what became of the newest ones."""
+    """The sequences it gives, the snapshots it has, and what became of the newest ones.
+
+    Attributes:
+        superseded: Accepted snapshots that gave way to newer ones.
+        skipped: Snapshots that clients never took, as they say; `last_skipped` is the step of the newest.
+    """
 
     run_id: str
     next_sequence: int
@@ -22,6 +27,10 @@ class Book:
     last_committed: Snapshot | None = None
     failed: int = 0
     last_failed: Snapshot | None = None
+    superseded: int = 0
+    last_superseded: Snapshot | None = None
+    skipped: int = 0
+    last_skipped: int | None = None
 
     def take_sequence(self, given: int = 0) -> int:
         sequence = given if 0 < given <= MOST_SEQUENCE else self.next_sequence

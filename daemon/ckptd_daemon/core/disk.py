@@ -97,9 +97,13 @@ class Disk:
         self._tidying = False
         self.worker = Worker("ckptd-disk")
 
-    def submit(self, work: Callable[[], Any], done: Callable[[Any], None], *, urgent: bool = False) -> None:
+    def submit(self, work: Callable[[], Any], done: Callable[[Any], None], *, urgent: bool = False) -> int:
         """Have a job done; see Worker.submit."""
-        self.worker.submit(work, done, urgent=urgent)
+        return self.worker.submit(work, done, urgent=urgent)
+
+    def withdraw(self, job: int) -> bool:
+        """Take a job back that hasn't begun; see Worker.withdraw."""
+        return self.worker.withdraw(job)
 
     # --- jobs ------------------------------------------------------------------------------------
 

@@ -5,27 +5,19 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from ckptd.disk.verification import Report
-from ckptd.errors import (
-    CheckpointGone,
-    CkptdError,
-    CorruptCheckpoint,
-    NoSpace,
-    OutcomeUnknown,
-    ProtocolError,
-    SaveFailed,
-    UnstorableState,
-)
+from ckptd.errors import CkptdError, NoSpace, ProtocolError
 from ckptd.names import parse_step_folder
 from ckptd.snapshot.slots import Slot, SlotHeader
 from ckptd_daemon.core.book import Book
 from ckptd_daemon.core.disk import Disk, Judged, RunFacts, Written
-from ckptd_daemon.core.lifecycle import UNWRITTEN, Event, State
+from ckptd_daemon.core.faults import HOPELESS, as_ours, fault
+from ckptd_daemon.core.lifecycle import Event, State
 from ckptd_daemon.core.slotpool import SlotPool
 from ckptd_daemon.core.snapshots import Snapshot
+from ckptd_daemon.core.waiting import WaitingList
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +26,6 @@ RETRY_MOST_S: Final = 60.0
 ROOM_WAIT_S: Final = 10.0  #: for retention to free room; less when a verdict comes sooner
 MOST_ROOM_WAITS: Final = 2
 TIDY_EVERY_S: Final = 10.0
-_HOPELESS: Final = (ProtocolError, UnstorableState)  # the slot's content is to blame
 _EVENTS: Final = {"verified": Event.PROVED, "corrupt": Event.FAULT_FOUND, "gone": Event.VANISHED}
 
 
@@ -51,15 +42,6 @@ class Listener(Protocol):
         """This checkpoint shall be re-read from the medium."""
 
 
-@dataclass(eq=False)
-class Waiting:
-    """A request to be told when all of these are settled."""
-
-    snapshots: list[Snapshot]
-    verified: bool
-    reply: Callable[[int], object]
-
-
 class Pipeline:
     """All runs' snapshots. Of the loop's thread only.
 
@@ -73,7 +55,7 @@ class Pipeline:
     def __init__(self, disk: Disk, pool: SlotPool, listener: Listener, now: Callable[[], float]) -> None:
         self._disk, self._pool, self._listener, self._now = disk, pool, listener, now
         self.books: dict[str, Book] = {}
-        self._waiting: list[Waiting] = []
+        self._waiting = WaitingList()
         self._tidy_at = now() + TIDY_EVERY_S
         self._verify_later: list[tuple[float, str, str]] = []  # when, run, name
 
@@ -150,13 +132,31 @@ class Pipeline:
             self._verify_later.remove(later)
             self._listener.to_verify(later[1], later[2])
 
+    def give_way(self, snapshot: Snapshot, step: int = 0) -> bool:
+        """Give a snapshot's slot up for a newer one of its client; False when it is being written, or settled.
+
+        Whether it is being written is decided by who takes its job first: this thread or the disk's.
+
+        Args:
+            snapshot: Which.
+            step: Its step as its client says, for what is told of it: its descriptor wasn't read.
+        """
+        if snapshot.state is not State.STAGED:
+            return False
+        if snapshot.retry_at is None and not self._disk.withdraw(snapshot.job):
+            return False
+        snapshot.step = snapshot.step or step
+        self._give_up(snapshot, Event.REPLACED_BY_NEWER)
+        self._waiting.answer()
+        return True
+
     def _queue(self, snapshot: Snapshot, slot: Slot) -> None:
         def started(step: int) -> None:
             snapshot.step = step
             snapshot.becomes(Event.WRITE_STARTED)
             self._listener.snapshot_changed(snapshot, None)
 
-        self._disk.submit(
+        snapshot.job = self._disk.submit(
             lambda: self._disk.write(slot, snapshot.sequence, started),
             lambda result: self._wrote(snapshot, slot, result),
         )
@@ -167,8 +167,8 @@ class Pipeline:
         if isinstance(result, Written):
             self._committed(snapshot, slot, result)
         else:
-            self._not_committed(snapshot, slot, _as_ours(result))
-        self._answer_waiting()
+            self._not_committed(snapshot, slot, as_ours(result))
+        self._waiting.answer()
 
     def _committed(self, snapshot: Snapshot, slot: Slot, written: Written) -> None:
         book = self.books[snapshot.run]
@@ -186,7 +186,7 @@ class Pipeline:
 
     def _not_committed(self, snapshot: Snapshot, slot: Slot, error: CkptdError) -> None:
         snapshot.error = error
-        hopeless = isinstance(error, _HOPELESS)
+        hopeless = isinstance(error, HOPELESS)
         if isinstance(error, NoSpace) and self._room_may_come(snapshot):
             self._wait_for_room(snapshot)
             return
@@ -220,6 +220,11 @@ class Pipeline:
     def _give_up(self, snapshot: Snapshot, event: Event) -> None:
         slot, snapshot.slot, snapshot.retry_at, snapshot.waits_for_room = snapshot.slot, None, None, False
         snapshot.becomes(event)
+        if snapshot.state is State.SUPERSEDED:
+            book = self.books[snapshot.run]
+            book.superseded, book.last_superseded = book.superseded + 1, snapshot
+            log.info("snapshot.superseded run=%s step=%d sequence=%d",
+                     snapshot.run, snapshot.step, snapshot.sequence)  # fmt: skip
         if slot is not None:
             with contextlib.suppress(ProtocolError):  # its client has destroyed the header
                 slot.release()
@@ -249,10 +254,10 @@ class Pipeline:
         if snapshot is not None and snapshot.state in (State.COMMITTED, State.VERIFIED):
             before = snapshot.state
             snapshot.becomes(_EVENTS[result.verdict])
-            snapshot.error = _fault(result.verdict, report)
+            snapshot.error = fault(result.verdict, report)
             if snapshot.state is not before:
                 self._listener.snapshot_changed(snapshot, None)
-        self._answer_waiting()
+        self._waiting.answer()
 
     def _summed_up(self, run: str, result: Mapping[str, Any] | Exception) -> None:
         if not isinstance(result, Exception):
@@ -264,39 +269,10 @@ class Pipeline:
         """Call reply(how many failed) once all snapshots accepted so far are settled."""
         snapshots = [s for book in self._books(run) for s in book.ledger if not s.settled(verified=verified)]
         failing = [s for s in self.unwritten(run) if s not in snapshots]  # put off: as good as failed for now
-        self._waiting.append(Waiting([*snapshots, *failing], verified, reply))
-        self._answer_waiting()
+        self._waiting.add([*snapshots, *failing], verified=verified, reply=reply)
 
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def _answer_waiting(self) -> None:
-        settled = [w for w in self._waiting if all(s.settled(verified=w.verified) for s in w.snapshots)]
-        for waiting in settled:
-            self._waiting.remove(waiting)
-            waiting.reply(sum(_is_failure(snapshot) for snapshot in waiting.snapshots))
-
     def _books(self, run: str | None) -> Iterable[Book]:
         return list(self.books.values()) if run is None else [b for r, b in self.books.items() if r == run]
-
-
-def _is_failure(snapshot: Snapshot) -> bool:
-    return snapshot.state in (State.FAILED, State.CORRUPT) or snapshot.state in UNWRITTEN
-
-
-def _as_ours(error: Exception) -> CkptdError:
-    if isinstance(error, (*_HOPELESS, NoSpace, SaveFailed, OutcomeUnknown)):
-        return error
-    if not isinstance(error, (CkptdError, OSError, MemoryError)):
-        log.error("daemon.fault", exc_info=error)
-    return SaveFailed("the snapshot could not be written", seen=str(error) or type(error).__name__)
-
-
-def _fault(verdict: str, report: Report) -> CkptdError | None:
-    where = str(report.path)
-    if verdict == "corrupt":
-        faults = "; ".join(report.faults)
-        return CorruptCheckpoint("bytes on disk are not what was committed", where=where, seen=faults)
-    if verdict == "gone":
-        return CheckpointGone("it was removed before it could be verified", where=where)
-    return None

@@ -41,7 +41,7 @@ class Submit(Protocol):
 
     def __call__(
         self, work: Callable[[], Any], done: Callable[[Any], None], *, urgent: bool = False
-    ) -> None: ...
+    ) -> object: ...
 
 
 class Publication:

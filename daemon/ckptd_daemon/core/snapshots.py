@@ -26,6 +26,7 @@ class Snapshot:
         step: 0 until the descriptor was read.
         name: Its folder, once committed.
         error: Why it failed, or was put off.
+        job: The number of the disk's job that writes it, while it isn't put off.
         retry_at: When it is tried again (monotonic seconds); None unless put off.
         retry_s: The pause before that.
         room_waits: How often it was put off because retention was about to free the room it needs.
@@ -43,6 +44,7 @@ class Snapshot:
     nbytes: int = 0
     seconds: float = 0.0
     error: CkptdError | None = None
+    job: int = -1
     retry_at: float | None = None
     retry_s: float = 0.0
     room_waits: int = 0

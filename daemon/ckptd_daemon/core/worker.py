@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import logging
 import os
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +23,8 @@ class Worker:
     """
 
     def __init__(self, name: str) -> None:
-        self._jobs: queue.PriorityQueue[tuple[int, int, Callable[[], None] | None]] = queue.PriorityQueue()
+        self._jobs: list[tuple[int, int, Callable[[], None] | None]] = []  # a heap
+        self._some = threading.Condition()
         self._number = itertools.count()
         self._results: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -36,8 +37,8 @@ class Worker:
         """Readable while there is something to deliver."""
         return self._wake
 
-    def submit(self, work: Callable[[], Any], done: Callable[[Any], None], *, urgent: bool = False) -> None:
-        """Have `work` done; `done` gets what it returned, or the Exception it raised."""
+    def submit(self, work: Callable[[], Any], done: Callable[[Any], None], *, urgent: bool = False) -> int:
+        """Have `work` done; `done` gets what it returned, or the Exception it raised. Returns the job's number."""
 
         def job() -> None:
             try:
@@ -46,7 +47,20 @@ class Worker:
                 result = error
             self.post(lambda: done(result))
 
-        self._jobs.put((_URGENT if urgent else _USUAL, next(self._number), job))
+        return self._put(_URGENT if urgent else _USUAL, job)
+
+    def withdraw(self, number: int) -> bool:
+        """Take a job back that nobody has begun; False when it has begun, and then nothing changes.
+
+        The thread and the caller never both have it: whoever is first does.
+        """
+        with self._some:
+            kept = [job for job in self._jobs if job[1] != number]
+            withdrawn = len(kept) < len(self._jobs)
+            if withdrawn:
+                heapq.heapify(kept)
+                self._jobs = kept
+            return withdrawn
 
     def post(self, call: Callable[[], None]) -> None:
         """From inside a job: have the loop call this, before anything the job returns."""
@@ -68,11 +82,24 @@ class Worker:
     def stop(self) -> None:
         """Do what was submitted, end the thread, and deliver the last results."""
         if self._thread.ident is not None:
-            self._jobs.put((_LAST, next(self._number), None))
+            self._put(_LAST, None)
             self._thread.join()
             self.deliver()
         os.close(self._wake)
 
+    def _put(self, urgency: int, job: Callable[[], None] | None) -> int:
+        with self._some:
+            number = next(self._number)
+            heapq.heappush(self._jobs, (urgency, number, job))
+            self._some.notify()
+        return number
+
+    def _take(self) -> Callable[[], None] | None:
+        with self._some:
+            while not self._jobs:
+                self._some.wait()
+            return heapq.heappop(self._jobs)[2]
+
     def _work(self) -> None:
-        while (job := self._jobs.get()[2]) is not None:
+        while (job := self._take()) is not None:
             job()
