@@ -17,7 +17,7 @@ from torch import nn
 import ckptd
 from ckptd.errors import CkptdError, CorruptCheckpoint
 from ckptd.snapshot.descriptor import Sharding
-from ckptd.tensors import loading, v1
+from ckptd.tensors import reading, v1
 from ckptd.tensors.loading import load
 from ckptd.tensors.saving import save
 from ckptd_daemon.cli import main
@@ -96,7 +96,7 @@ def test_torch_alone_refuses_it_too(
     name: str, place: tuple[Path, str], marker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """weights_only stands behind our own check of the pickle, as if that weren't there."""
-    for module in (loading, v1):
+    for module in (reading, v1):
         monkeypatch.setattr(module, "check_archive", lambda data, where, *, ours: None)
     folder, file = place
     plant(folder, file, archived(values_that_run(marker)[name]))
