@@ -41,6 +41,8 @@ MAX_BASES: Final = 64  #: snapshots in a row, each restored from a slot and none
 MAX_FRAME_BYTES: Final = 4 * MIB  #: of a streamed snapshot, in one message
 MAX_CREDIT_BYTES: Final = 4 * MAX_FRAME_BYTES  #: one client's, sent and not taken in yet
 MAX_CREDIT_ALL_BYTES: Final = 4 * MAX_CREDIT_BYTES  #: all clients' together
+MAX_SKIPPED_TOLD: Final = 100  #: steps in one message
+MAX_SKIPPED: Final = 10**12  #: snapshots that one client may say it has skipped
 MAX_CLIENTS: Final = 1_000
 
 #: States under this many tensor bytes are written as one file unless the caller shards them.

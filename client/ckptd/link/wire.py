@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from ckptd import errors
 from ckptd.errors import CkptdError, ProtocolError
-from ckptd.limits import MAX_DESCRIPTOR_BYTES, MAX_MESSAGE_BYTES
+from ckptd.limits import MAX_DESCRIPTOR_BYTES, MAX_MESSAGE_BYTES, MAX_SKIPPED, MAX_SKIPPED_TOLD
 
 PROTOCOL = 1
 
@@ -65,6 +65,25 @@ class Push(Message):
     snapshot: Count
 
 
+class Supersede(Message):
+    """This snapshot gives its slot up for a newer one of the same client, unless it is being written already.
+
+    Answered by a Notice with its state: "superseded" when the slot is free.
+    """
+
+    client_id: ClientId
+    snapshot: Count
+    step: Count  #: its step: the daemon reads it only when it writes
+
+
+class Skipped(Message):
+    """Snapshots were skipped: never taken, so the daemon has seen nothing of them. Answered by Done."""
+
+    client_id: ClientId
+    count: Annotated[int, Meta(ge=0, le=MAX_SKIPPED)]  #: how many this client has skipped so far, those told before included
+    steps: Annotated[list[Count], Meta(max_length=MAX_SKIPPED_TOLD)]  #: of the newest, those told before left out
+
+
 class Resolve(Message):
     """What became of this snapshot? Answered by a Notice (state "unknown" if never heard of)."""
 
@@ -96,7 +115,7 @@ class Stop(Message):
     grace_s: float
 
 
-Request = Attach | Reserve | Push | Resolve | Drain | Status | Detach | Stop
+Request = Attach | Reserve | Push | Supersede | Skipped | Resolve | Drain | Status | Detach | Stop
 
 
 class StreamBegin(Message):

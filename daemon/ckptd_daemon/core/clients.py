@@ -156,6 +156,20 @@ class Clients:
         """Have slots made; see Reservations."""
         self._reservations.ask(session, identity, request)
 
+    def skipped(self, session: Session, request: wire.Skipped) -> None:
+        """Enter what a client says that it never took; each is counted once, however often it is told."""
+        fresh = request.count - session.skipped
+        if fresh <= 0:
+            return
+        book = self.pipeline.books[session.run]
+        session.skipped, book.skipped = request.count, book.skipped + fresh
+        for step in request.steps[-fresh:]:
+            book.last_skipped = step
+            log.info("snapshot.skipped run=%s step=%d", session.run, step)
+            self._say(f"{session.run} step {step}: skipped")
+        if (unnamed := fresh - len(request.steps)) > 0:
+            log.info("snapshot.skipped run=%s more=%d", session.run, unnamed)
+
     # --- going -----------------------------------------------------------------------------------
 
     def bury_dead(self) -> None:
@@ -223,13 +237,15 @@ def _is_of(session: Session, header: SlotHeader) -> bool:
     return (header.client_id, header.run) == (session.client_id, session.run)
 
 
-_SAID = (State.COMMITTED, State.CORRUPT, State.FAILED, State.GONE)
+_SAID = (State.COMMITTED, State.CORRUPT, State.FAILED, State.GONE, State.SUPERSEDED)
 
 
 def _line(snapshot: Snapshot) -> str:
     head = f"{snapshot.run} step {snapshot.step}: {snapshot.state.value}"
     if snapshot.error is not None:
         return f"{head}: {snapshot.error}"
+    if snapshot.state is State.SUPERSEDED:
+        return head
     speed = snapshot.nbytes / max(snapshot.seconds, 1e-9)
     return (
         f"{head} as {snapshot.name}, {_size(snapshot.nbytes)} in {snapshot.seconds:.2f} s ({_size(speed)}/s)"

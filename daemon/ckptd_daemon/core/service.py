@@ -72,6 +72,11 @@ class Service:
                 self.clients.reserve(self._session(identity, request.client_id), identity, request)
             case wire.Push():
                 self._push(self._session(identity, request.client_id), identity, request)
+            case wire.Supersede():
+                self._supersede(self._session(identity, request.client_id), identity, request)
+            case wire.Skipped():
+                self.clients.skipped(self._session(identity, request.client_id), request)
+                self._send(identity, wire.Done(id=request.id))
             case wire.Resolve():
                 self._resolve(identity, request)
             case wire.Drain():
@@ -132,7 +137,15 @@ class Service:
         if snapshot.state is not State.STAGED:
             self._send(identity, snapshot.notice(0))
 
-    def _resolve(self, identity: bytes, request: wire.Resolve) -> None:
+    def _supersede(self, session: Session, identity: bytes, request: wire.Supersede) -> None:
+        known = self.pipeline.find(session.run, session.client_id, request.snapshot)
+        if known is None:  # written long ago, or never heard of
+            self._resolve(identity, request)
+            return
+        self.pipeline.give_way(known, request.step)
+        self._send(identity, known.notice(request.id))
+
+    def _resolve(self, identity: bytes, request: wire.Resolve | wire.Supersede) -> None:
         def answer(found: Snapshot | None) -> None:
             unheard = wire.Notice(
                 id=request.id, client_id=request.client_id, snapshot=request.snapshot, step=0, state="unknown"

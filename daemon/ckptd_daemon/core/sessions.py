@@ -60,6 +60,7 @@ class Session:
 
     Attributes:
         identity: Its connection; None while it hasn't come back since this daemon started.
+        skipped: How many snapshots it has told of that it never took.
     """
 
     client_id: str
@@ -67,6 +68,7 @@ class Session:
     process: Process
     identity: bytes | None
     version: str = ""
+    skipped: int = 0
 
     @property
     def owner(self) -> tuple[int, int]:
