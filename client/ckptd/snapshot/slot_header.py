@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
 from ckptd.errors import CkptdError
-from ckptd.limits import MAX_DESCRIPTOR_BYTES
+from ckptd.limits import MAX_DESCRIPTOR_BYTES, PAGE_ALIGNMENT
 from ckptd.names import check_run_name
 
 _MAGIC: Final = b"ckptslot"
@@ -26,6 +27,7 @@ _FIELDS: Final = struct.Struct(
 _CRC: Final = struct.Struct("<I")
 _NO_CLIENT: Final = bytes(16)
 
+COPIES: Final = (0, PAGE_ALIGNMENT // 2)  #: where in page 0 the two copies begin
 MAX_NUMBER: Final = 2**63 - 1  #: of every number in a header; one more still fits its field
 PACKED_BYTES: Final = _FIELDS.size + _CRC.size  #: length of one copy
 
@@ -101,6 +103,18 @@ def unpack(raw: bytes) -> tuple[int, SlotHeader] | None:
         data_bytes=data_bytes, descriptor_bytes=descriptor_bytes, descriptor_sha256=sha256.hex(),
         owner_pid=owner_pid, owner_started=owner_started,
     )  # fmt: skip
+
+
+def newest(
+    page: bytes | memoryview, fits: Callable[[SlotHeader], bool]
+) -> tuple[int, int, SlotHeader] | None:
+    """(counter, start, header) of the newer whole copy in page 0; None when neither is whole and fits."""
+    found = []
+    for start in COPIES:
+        whole = unpack(bytes(page[start : start + PACKED_BYTES]))
+        if whole is not None and fits(whole[1]):
+            found.append((whole[0], start, whole[1]))
+    return max(found, key=lambda copy: copy[0], default=None)
 
 
 def _run_name(raw: bytes) -> str | None:

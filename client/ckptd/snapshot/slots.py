@@ -25,28 +25,27 @@ from typing import Final
 
 from ckptd.errors import ProtocolError, SharedMemoryTooSmall
 from ckptd.limits import PAGE_ALIGNMENT
-from ckptd.snapshot import slot_header
-from ckptd.snapshot.slot_header import SlotHeader, SlotState
+from ckptd.snapshot import slot_header, slot_proof
+from ckptd.snapshot.mapped_memory import MappedMemory
+from ckptd.snapshot.slot_header import COPIES, SlotHeader, SlotState
+from ckptd.snapshot.slot_layout import HEADER_BYTES, needed_bytes, page_up, streamed_bytes
+from ckptd.snapshot.slot_proof import PROOF_AT, PROOF_BYTES, Proof
 
-__all__ = ["HEADER_BYTES", "Slot", "SlotHeader", "SlotState", "needed_bytes"]
+__all__ = [
+    "HEADER_BYTES",
+    "Slot",
+    "SlotHeader",
+    "SlotState",
+    "needed_bytes",
+    "open_slot_file",
+    "streamed_bytes",
+]
 
-HEADER_BYTES: Final = PAGE_ALIGNMENT  #: the data region begins here
-
-_COPIES: Final = (0, HEADER_BYTES // 2)
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 _HOLDING: Final = (SlotState.SEALED, SlotState.WRITING)
 _POPULATE_READ: Final = 22  # MADV_POPULATE_READ and _WRITE, since Linux 5.14
 _POPULATE_WRITE: Final = 23
 _PREFAULT_CHUNK: Final = 16 * 1024 * 1024
-
-
-def needed_bytes(data_bytes: int, descriptor_bytes: int) -> int:
-    """The size of a slot file that can hold a snapshot of these lengths."""
-    return HEADER_BYTES + _page_up(data_bytes) + _page_up(descriptor_bytes)
-
-
-def _page_up(length: int) -> int:
-    return -(-length // PAGE_ALIGNMENT) * PAGE_ALIGNMENT
 
 
 class Slot:
@@ -87,7 +86,7 @@ class Slot:
             FileExistsError: The name is taken.
             OSError: Another failure; nothing is left behind.
         """
-        size = max(_page_up(size), 2 * PAGE_ALIGNMENT)
+        size = max(page_up(size), 2 * PAGE_ALIGNMENT)
         fresh = SlotHeader(
             state=SlotState.FREE, client_id=client_id, run=run, owner_pid=owner[0], owner_started=owner[1]
         )
@@ -96,8 +95,8 @@ class Slot:
             os.fchmod(fd, 0o600)
             # A merely truncated file on tmpfs is a promise: writing to it may end in SIGBUS.
             os.posix_fallocate(fd, 0, size)
-            slot = cls(path, mmap.mmap(fd, size))
-            for counter, start in enumerate(_COPIES):
+            slot = cls(path, MappedMemory(fd, size))
+            for counter, start in enumerate(COPIES):
                 slot._write(start, counter + 1, fresh)
             return slot
         except BaseException as error:
@@ -112,6 +111,33 @@ class Slot:
             os.close(fd)
 
     @classmethod
+    def anonymous(cls, name: str, size: int, *, client_id: str = "", run: str = "") -> Slot:
+        """A slot that is no file: memory of this process alone, for a snapshot that is streamed.
+
+        Args:
+            name: What it is called in messages and logs.
+            size: See needed_bytes; rounded up to whole pages.
+            client_id: The client it is for.
+            run: That client's run.
+
+        Raises:
+            SharedMemoryTooSmall: The system has no such memory.
+        """
+        size = max(page_up(size), 2 * PAGE_ALIGNMENT)
+        try:
+            # Shared: after a fork the next copy must not pay for a page of its own at each page it touches.
+            mapping = MappedMemory(-1, size)
+        except (OSError, ValueError, OverflowError) as error:
+            raise SharedMemoryTooSmall(
+                "no memory for a snapshot", wanted=f"{size} bytes", todo="free memory, or use slots=1"
+            ) from error
+        slot = cls(Path(name), mapping)
+        fresh = SlotHeader(state=SlotState.FREE, client_id=client_id, run=run)
+        for counter, start in enumerate(COPIES):
+            slot._write(start, counter + 1, fresh)
+        return slot
+
+    @classmethod
     def open(cls, path: Path) -> Slot:
         """Map an existing slot.
 
@@ -119,16 +145,9 @@ class Slot:
             ProtocolError: It isn't a private regular file of ours of a possible size.
             OSError: It can't be opened (FileNotFoundError when it is gone).
         """
+        fd, size = open_slot_file(path, os.O_RDWR)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise ProtocolError("not a slot", where=str(path), seen=error.strerror or "") from error
-            raise
-        try:
-            found = os.fstat(fd)
-            _check_file(path, found)
-            return cls(path, mmap.mmap(fd, found.st_size))
+            return cls(path, MappedMemory(fd, size))
         finally:
             os.close(fd)
 
@@ -162,7 +181,7 @@ class Slot:
                 wanted=f"{needed_bytes(data_bytes, len(descriptor))}", todo="reserve again",
             )  # fmt: skip
         self._check(self.header(), SlotState.FILLING)
-        start = HEADER_BYTES + _page_up(data_bytes)
+        start = HEADER_BYTES + page_up(data_bytes)
         self._all[start : start + len(descriptor)] = descriptor
         sha256 = hashlib.sha256(descriptor).hexdigest()
 
@@ -177,7 +196,7 @@ class Slot:
     def descriptor(self) -> bytes:
         """A private copy of the encoded descriptor. Raises ProtocolError unless it is what was sealed."""
         header = self.header()
-        start = HEADER_BYTES + _page_up(header.data_bytes)
+        start = HEADER_BYTES + page_up(header.data_bytes)
         copy = bytes(self._all[start : start + header.descriptor_bytes])
         seen = hashlib.sha256(copy).hexdigest()
         if seen != header.descriptor_sha256:
@@ -204,6 +223,18 @@ class Slot:
     def disown(self) -> SlotHeader:
         """Forget the owner: it has left, so no later daemon waits for it. Of the daemon only."""
         return self._change(lambda old: replace(old, owner_pid=0, owner_started=0))
+
+    # --- the proof -------------------------------------------------------------------------------
+
+    def prove(self, proof: Proof) -> None:
+        """Record what the data hashed to. Of the daemon only; nothing happens if the slot was filled again."""
+        with self._changing:
+            if self._newest()[2].generation == proof.generation:
+                self._all[PROOF_AT : PROOF_AT + PROOF_BYTES] = slot_proof.pack(proof)
+
+    def proof(self) -> Proof | None:
+        """What the data hashed to; None when nobody has hashed them yet."""
+        return slot_proof.of(self._all, self.header())
 
     # --- the memory ------------------------------------------------------------------------------
 
@@ -236,7 +267,7 @@ class Slot:
                 raise ProtocolError(
                     "the header's counters are used up", where=self.name, todo="remove the slot"
                 )
-            self._write(_COPIES[1] if start == _COPIES[0] else _COPIES[0], counter + 1, new)
+            self._write(COPIES[1] if start == COPIES[0] else COPIES[0], counter + 1, new)
         return new
 
     def _check(self, header: SlotHeader, *states: SlotState) -> None:
@@ -245,20 +276,33 @@ class Slot:
             raise ProtocolError("slot in the wrong state", where=self.name, seen=seen, wanted=wanted)
 
     def _newest(self) -> tuple[int, int, SlotHeader]:
-        found = [whole for start in _COPIES if (whole := self._read(start)) is not None]
-        if not found:
+        found = slot_header.newest(self._all, self._fits)
+        if found is None:
             raise ProtocolError("no whole header", where=self.name, todo="the slot can't be used any more")
-        return max(found, key=lambda whole: whole[0])
+        return found
 
-    def _read(self, start: int) -> tuple[int, int, SlotHeader] | None:
-        """(counter, start, header) of one copy, or None when it isn't whole or its lengths don't fit."""
-        whole = slot_header.unpack(bytes(self._all[start : start + slot_header.PACKED_BYTES]))
-        if whole is None or needed_bytes(whole[1].data_bytes, whole[1].descriptor_bytes) > self.capacity:
-            return None
-        return whole[0], start, whole[1]
+    def _fits(self, header: SlotHeader) -> bool:
+        return needed_bytes(header.data_bytes, header.descriptor_bytes) <= self.capacity
 
     def _write(self, start: int, counter: int, header: SlotHeader) -> None:
         self._all[start : start + slot_header.PACKED_BYTES] = slot_header.pack(counter, header)
+
+
+def open_slot_file(path: Path, mode: int) -> tuple[int, int]:
+    """The descriptor and size of a slot's file, opened with O_RDWR or O_RDONLY; raises as Slot.open."""
+    try:
+        fd = os.open(path, mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise ProtocolError("not a slot", where=str(path), seen=error.strerror or "") from error
+        raise
+    try:
+        found = os.fstat(fd)
+        _check_file(path, found)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, found.st_size
 
 
 def _check_file(path: Path, found: os.stat_result) -> None:
