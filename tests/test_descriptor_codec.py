@@ -386,7 +386,7 @@ def fields_of(data: bytes) -> list[Any]:
 @pytest.mark.parametrize(
     ("at", "change"),
     [
-        (FORMAT_AT, lambda field: "ckptd.snapshot.descriptor-3"),
+        (FORMAT_AT, lambda field: "ckptd.snapshot.descriptor-4"),
         (TENSORS_AT, lambda field: field - 1),
         (TENSORS_AT, lambda field: field + 1),
         (ROWS_AT, lambda field: field + bytes(8)),

@@ -104,7 +104,7 @@ def place(parent: CheckpointIndex | None, sequence: int, known_sequences: Iterab
 def next_position(
     own: Sequence[CheckpointIndex], forks: Sequence[Fork], line: Line, known_sequences: Collection[int], *,
     run_id: str, sequence: int, client_id: str, base_sequence: int | None, base_snapshot: int = 0,
-    begins_line: bool = False,
+    base_before: Sequence[int] = (), begins_line: bool = False,
 ) -> Position:  # fmt: skip
     """Where a client's next snapshot goes.
 
@@ -114,7 +114,7 @@ def next_position(
         line: The present line (line_of).
         known_sequences: Every sequence seen anywhere in the run: folders, temp, trash, quarantine, decisions.
         run_id, sequence: The new checkpoint's.
-        client_id, base_sequence, base_snapshot, begins_line: As in the descriptor.
+        client_id, base_sequence, base_snapshot, base_before, begins_line: As in the descriptor.
     """
     mine = [
         index.sequence for index in own if index.client_id == client_id and index.snapshot > base_snapshot
@@ -124,7 +124,7 @@ def next_position(
     elif begins_line:
         parent = None
     else:
-        parent = _restored(own, line, known_sequences, base_sequence)
+        parent = _restored(own, line, known_sequences, base_sequence, base_before)
     if parent is None:
         ranges: Lineage = ((sequence, sequence),)
     else:
@@ -140,12 +140,20 @@ def head_of(own: Iterable[CheckpointIndex], line: Line) -> CheckpointIndex | Non
 
 
 def _restored(
-    own: Sequence[CheckpointIndex], line: Line, known: Collection[int], base: int | None
+    own: Sequence[CheckpointIndex],
+    line: Line,
+    known: Collection[int],
+    base: int | None,
+    before: Sequence[int],
 ) -> int | None:
     if base is None:
         head = head_of(own, line)
         return None if head is None else head.sequence
-    if any(index.sequence >= base for index in own) or base in known:
+    seen = {index.sequence for index in own}.union(known)
+    for sequence in (base, *before):  # what was restored from a slot and never written left nothing
+        if sequence in seen:
+            return sequence
+    if any(index.sequence >= base for index in own):
         return base
     return None  # of a copy of this run that went further, or all is gone: this run's line begins here
 

@@ -142,7 +142,7 @@ def position_after(series: Series, descriptor: Descriptor, sequence: int, *, run
         series.own, series.decisions.forks, series.line, series.known_sequences,
         run_id=run_id, sequence=sequence, client_id=descriptor.client_id,
         base_sequence=descriptor.base_sequence, base_snapshot=descriptor.base_snapshot,
-        begins_line=descriptor.begins_line,
+        base_before=descriptor.base_before, begins_line=descriptor.begins_line,
     )  # fmt: skip
     restored = descriptor.base_sequence is not None or descriptor.begins_line
     first = restored and descriptor.snapshot == descriptor.base_snapshot + 1

@@ -95,6 +95,8 @@ class Descriptor:
             none, or one of elsewhere (begins_line tells).
         base_snapshot: The client's own snapshot number when it restored that one (0: none before). Its later
             snapshots go on from each other; restoring the same checkpoint again begins another line.
+        base_before: Where it goes on from when base_sequence was restored from a slot and never became a checkpoint
+            (the disk was full): the sequences that one itself went on from, nearest first.
         begins_line: What the client restored is not a checkpoint of this run (a warm start): nothing of the run
             led to this state, so its snapshots begin a line of their own. False with a base_sequence, and
             when nothing was restored: then they go on from the head.
@@ -114,6 +116,7 @@ class Descriptor:
     run_seconds: float
     base_sequence: int | None
     base_snapshot: int = 0
+    base_before: tuple[int, ...] = ()
     begins_line: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)

@@ -25,9 +25,12 @@ from ckptd.snapshot.tree_columns import Columns, little_endian
 from ckptd.snapshot.tree_reader import TreeReader, numbers
 from ckptd.snapshot.tree_writer import TreeWriter
 
-FORMAT: Final = "ckptd.snapshot.descriptor-2"
-#: The same without `begins_line`: what an earlier version sealed is still written.
+FORMAT: Final = "ckptd.snapshot.descriptor-3"
+#: The same without `base_before`, and without `begins_line`: what an earlier version sealed is still written.
+FORMAT_2: Final = "ckptd.snapshot.descriptor-2"
 FORMAT_1: Final = "ckptd.snapshot.descriptor-1"
+#: How many of the last fields each has.
+_LATE_FIELDS: Final = {FORMAT: 2, FORMAT_2: 1, FORMAT_1: 0}
 
 _REQUIRES_GRAD, _PARAMETER, _STRIDE = 1, 2, 4
 
@@ -56,7 +59,10 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forb
     text: bytes
     blob_lengths: bytes
     blobs: bytes
-    begins_line: bool | UnsetType = UNSET  #: last, because FORMAT_1 has no such field
+    begins_line: bool | UnsetType = (
+        UNSET  #: from here on what earlier formats lack, in the order in which it came
+    )
+    base_before: tuple[int, ...] | UnsetType = UNSET
 
 
 #: How a walk over hostile columns may end, when they run out or say what can't be.
@@ -93,7 +99,7 @@ def encode(descriptor: Descriptor) -> bytes:
             tensors=len(d.tensors), rows=rows,
             ops=columns.ops, ints=columns.ints, floats=columns.floats, string_lengths=columns.string_lengths,
             text=columns.text, blob_lengths=columns.blob_lengths, blobs=columns.blobs,
-            begins_line=d.begins_line,
+            begins_line=d.begins_line, base_before=d.base_before,
         )
     )  # fmt: skip
     if len(data) > MAX_DESCRIPTOR_BYTES:
@@ -146,11 +152,13 @@ def decode(data: bytes | memoryview) -> Descriptor:
 
 
 def _check_format(envelope: _Envelope) -> None:
-    if envelope.format not in (FORMAT, FORMAT_1):
+    late = _LATE_FIELDS.get(envelope.format)
+    if late is None:
         raise ProtocolError("unknown descriptor format", seen=envelope.format, wanted=FORMAT)
-    if (envelope.begins_line is UNSET) != (envelope.format == FORMAT_1):
+    seen = [field is not UNSET for field in (envelope.begins_line, envelope.base_before)]
+    if seen != [number < late for number in range(len(seen))]:
         raise ProtocolError(
-            "not a descriptor", where="begins_line", seen=str(envelope.begins_line), wanted=envelope.format
+            "not a descriptor", where="begins_line, base_before", seen=str(seen), wanted=envelope.format
         )
 
 
@@ -171,7 +179,7 @@ def _open(e: _Envelope) -> Descriptor:
     return Descriptor(
         run=e.run, client_id=e.client_id, snapshot=e.snapshot, step=e.step, saved_at=e.saved_at,
         run_seconds=e.run_seconds, base_sequence=e.base_sequence, base_snapshot=e.base_snapshot,
-        begins_line=e.begins_line is True,
+        begins_line=e.begins_line is True, base_before=() if e.base_before is UNSET else e.base_before,
         metrics=metrics, versions=versions, state=state, data_bytes=e.data_bytes,
         tensors=_rows(numbers(e.rows, "q").tolist(), e.tensors, paths, dtypes),
         sharding=Sharding(by=_by(e.sharding_by), shards=e.shards),

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from ckptd import names
 from ckptd.errors import InvalidArgument, ProtocolError
 from ckptd.format.storage_types import STORAGE_TYPES
-from ckptd.limits import MAX_METRICS, MAX_TENSOR_DIMS, MAX_TENSORS, MAX_TREE_DEPTH
+from ckptd.limits import MAX_BASES, MAX_METRICS, MAX_TENSOR_DIMS, MAX_TENSORS, MAX_TREE_DEPTH
 from ckptd.snapshot import keypath
 from ckptd.snapshot.descriptor import Descriptor, TensorSpec
 from ckptd.snapshot.values import TensorRef
@@ -44,6 +45,8 @@ def check_descriptor(descriptor: Descriptor) -> None:
         raise _bad("saved_at, run_seconds", (d.saved_at, d.run_seconds), "finite seconds")
     if d.base_sequence is not None and d.base_sequence < 0:
         raise _bad("base_sequence", d.base_sequence, "0 or more, or None")
+    if d.base_before and (d.base_sequence is None or not _descends((d.base_sequence, *d.base_before))):
+        raise _bad("base_before", d.base_before[:9], f"at most {MAX_BASES}, each before the one it follows")
     if d.begins_line and d.base_sequence is not None:
         raise _bad("begins_line", f"true after sequence {d.base_sequence}", "one of them")
     if not 0 <= d.base_snapshot < d.snapshot:
@@ -54,6 +57,13 @@ def check_descriptor(descriptor: Descriptor) -> None:
     check_rows(d.tensors, d.data_bytes)
     if _refs(d.state) != set(range(len(d.tensors))):
         raise _bad("state", "refs to other rows", f"each of the {len(d.tensors)} tensors")
+
+
+def _descends(sequences: Sequence[int]) -> bool:
+    """Whether each is 0 or more and below the one before it, and there aren't too many."""
+    if len(sequences) > MAX_BASES + 1 or sequences[-1] < 0:
+        return False
+    return all(after < before for before, after in pairwise(sequences))
 
 
 def _check_mappings(d: Descriptor) -> None:

@@ -1,0 +1,74 @@
+"""Where snapshots go that were accepted and not written yet. Pure: values in, decisions out.
+
+A client may restore one of them from its slot before it is a checkpoint. Nobody knows then whether it ever becomes
+one (the disk may be full), so what the client saves next must find its place either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ckptd.disk.series_entries import Series
+from ckptd.limits import MAX_BASES
+from ckptd.snapshot.descriptor import Descriptor
+
+__all__ = ["Accepted", "bases_of_last", "becomes_head"]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A snapshot that was given its sequence and isn't written yet."""
+
+    sequence: int
+    descriptor: Descriptor
+
+
+def becomes_head(series: Series, last: Accepted) -> bool:
+    """Whether the last of the accepted ones will be the head of the line when all are written.
+
+    What was written after it, or is written already, or can't be read now, decides otherwise.
+    """
+    d = last.descriptor
+    written = any((index.client_id, index.snapshot) == (d.client_id, d.snapshot) for index in series.own)
+    higher = any(index.sequence >= last.sequence for index in series.own)
+    moved = any(sequence >= last.sequence for sequence in series.known_sequences if sequence != last.sequence)
+    return not (written or higher or moved or any(entry.is_in_doubt for entry in series.entries))
+
+
+def bases_of_last(series: Series, accepted: Sequence[Accepted]) -> tuple[int, ...] | None:
+    """What the last one goes on from, nearest first: some of them may never be written, the last one may be.
+
+    Args:
+        series: The run as it is on disk.
+        accepted: By sequence.
+
+    Returns:
+        Sequences; None when they are too many to be said in a descriptor.
+    """
+    *before, last = accepted
+    d = last.descriptor
+    mine = [
+        one.sequence for one in before if _is_of_line(one.descriptor.client_id, one.descriptor.snapshot, d)
+    ]
+    written = [index.sequence for index in series.own if _is_of_line(index.client_id, index.snapshot, d)]
+    bases = {*mine, *written}
+    if not written:
+        bases |= _restored_by(d, series, before)
+    chain = tuple(sorted((base for base in bases if base < last.sequence), reverse=True))
+    return chain if len(chain) <= MAX_BASES else None
+
+
+def _is_of_line(client_id: str, snapshot: int, d: Descriptor) -> bool:
+    return client_id == d.client_id and d.base_snapshot < snapshot < d.snapshot
+
+
+def _restored_by(d: Descriptor, series: Series, before: Sequence[Accepted]) -> set[int]:
+    """What the client of `d` went on from: what it restored, or else the head, whichever that will be."""
+    if d.begins_line:
+        return set()
+    if d.base_sequence is not None:
+        return {d.base_sequence, *d.base_before}
+    head = series.head
+    others = {one.sequence for one in before if one.descriptor.client_id != d.client_id}
+    return others if head is None else others | {head.sequence}
