@@ -27,6 +27,7 @@ from ckptd.snapshot.keypath import Path
 from ckptd.snapshot.values import SCALARS, DeviceValue, DtypeValue, PackedNumbers, SizeValue
 from ckptd.tensors import tags
 from ckptd.tensors.advice import advice, has_method
+from ckptd.tensors.copy_threads import CopyThreads
 from ckptd.tensors.copying import copy_tensors
 from ckptd.tensors.gradients import Gradients, gradient_bytes_to_come
 from ckptd.tensors.module_names import canonical_state_dict
@@ -85,17 +86,20 @@ def capture(state: Mapping[Any, Any], *, rng: bool = True) -> Captured:
     return Captured(plain, tuple(walker.table.rows), walker.table.sources, walker.table.data_bytes)
 
 
-def copy_into(captured: Captured, buffer: memoryview | numpy.ndarray) -> None:
+def copy_into(
+    captured: Captured, buffer: memoryview | numpy.ndarray, threads: CopyThreads | None = None
+) -> None:
     """Copy the tensors to their offsets in buffer, one copy each.
 
     Args:
         captured: What `capture` returned.
         buffer: At least `captured.data_bytes` writeable bytes. No reference to it outlives the call.
+        threads: Who helps with what is large. None: nobody.
 
     Raises:
         InvalidArgument: The buffer is too small or read-only. Nothing was copied.
     """
-    copy_tensors(captured.tensors, captured.sources, buffer)
+    copy_tensors(captured.tensors, captured.sources, buffer, threads)
 
 
 def foresee(state: Mapping[Any, Any]) -> int:
