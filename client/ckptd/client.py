@@ -337,5 +337,6 @@ class Client:
             return
         self._closed = True
         self._ending.detach()
+        self._recorder.close()
         self._writer.close(self._options.close_timeout_s)
         self._failures.surface(time.monotonic(), may_raise=may_raise)

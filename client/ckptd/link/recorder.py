@@ -21,6 +21,7 @@ from ckptd.snapshot.descriptor_codec import encode
 from ckptd.snapshot.slots import needed_bytes
 from ckptd.tensors.accumulation import accumulated_in, left_out
 from ckptd.tensors.capture import Captured, capture, copy_into, foresee
+from ckptd.tensors.copy_threads import CopyThreads
 from ckptd.versions import versions
 from ckptd.warning import warn
 
@@ -48,6 +49,7 @@ class Recorder:
         self._root, self._run, self._client_id = root, run, client_id
         self._options, self._writer, self._failures = options, writer, failures
         self._count, self._reserved = 0, False
+        self._threads = CopyThreads()
         self._base_sequence: int | None = None
         self._base_snapshot, self._begins_line = 0, False
         self._earlier_seconds: float | None = None  # None: not looked up yet, see _seconds_before
@@ -74,7 +76,7 @@ class Recorder:
         self._last_step, self._last_at, self._knows_last = step, time.monotonic(), True
         ticket = Ticket(self._count, step, self._writer)
         descriptor = encode(self._descriptor(ticket, captured, metrics))
-        payload = Payload(lambda memory: copy_into(captured, memory), captured.data_bytes, descriptor)
+        payload = Payload(lambda memory: copy_into(captured, memory, self._threads), captured.data_bytes, descriptor)
         self._failures.attempted(time.monotonic())
         try:
             self._submit(ticket, state, payload)
@@ -83,6 +85,10 @@ class Recorder:
             self._failures.failed(Failure(ticket.snapshot, step, error, "was skipped"))
         self._say_if_gradients_are_left_out(step, state)
         return ticket
+
+    def close(self) -> None:
+        """End the threads that copy."""
+        self._threads.close()
 
     def is_due(self, step: int) -> bool:
         """Whether the cadence wants a snapshot after `step`."""
