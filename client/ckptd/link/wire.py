@@ -80,8 +80,10 @@ class Skipped(Message):
     """Snapshots were skipped: never taken, so the daemon has seen nothing of them. Answered by Done."""
 
     client_id: ClientId
-    count: Annotated[int, Meta(ge=0, le=MAX_SKIPPED)]  #: how many this client has skipped so far, those told before included
-    steps: Annotated[list[Count], Meta(max_length=MAX_SKIPPED_TOLD)]  #: of the newest, those told before left out
+    #: how many this client has skipped so far, those told before included
+    count: Annotated[int, Meta(ge=0, le=MAX_SKIPPED)]
+    #: of the newest, those told before left out
+    steps: Annotated[list[Count], Meta(max_length=MAX_SKIPPED_TOLD)]
 
 
 class Resolve(Message):
@@ -89,6 +91,12 @@ class Resolve(Message):
 
     client_id: ClientId
     snapshot: Count
+
+
+class Waiting(Message):
+    """Answered by WaitingReply: which snapshots of a run were accepted and aren't written yet."""
+
+    run: Name
 
 
 class Drain(Message):
@@ -115,7 +123,7 @@ class Stop(Message):
     grace_s: float
 
 
-Request = Attach | Reserve | Push | Supersede | Skipped | Resolve | Drain | Status | Detach | Stop
+Request = Attach | Reserve | Push | Supersede | Skipped | Resolve | Drain | Waiting | Status | Detach | Stop
 
 
 class StreamBegin(Message):
@@ -202,6 +210,17 @@ class StreamState(Message):
     upto: Count
 
 
+class WaitingSnapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    client_id: ClientId
+    snapshot: Count
+    sequence: Count
+    slot: Name = ""  #: file name inside Attached.slot_dir; "" when it lies in no file
+
+
+class WaitingReply(Message):
+    snapshots: list[WaitingSnapshot]  #: by sequence
+
+
 class Drained(Message):
     failed: Count  #: how many of those waited for failed
 
@@ -240,7 +259,18 @@ class Refused(Message):
     error: WireError
 
 
-Reply = Attached | Reserved | Accepted | Notice | StreamState | Drained | StatusReply | Done | Refused
+Reply = (
+    Attached
+    | Reserved
+    | Accepted
+    | Notice
+    | StreamState
+    | Drained
+    | WaitingReply
+    | StatusReply
+    | Done
+    | Refused
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _requests = msgspec.msgpack.Decoder(Request)
