@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ckptd.errors import CkptdError, InvalidArgument, NoDaemon, ProtocolError
+from ckptd.limits import MAX_BASES
 from ckptd.link import wire
 from ckptd.names import check_run_name
 from ckptd_daemon.core.clients import Clients
@@ -81,6 +82,8 @@ class Service:
                 self._resolve(identity, request)
             case wire.Drain():
                 self._drain(identity, request)
+            case wire.Waiting():
+                self._send(identity, wire.WaitingReply(id=request.id, snapshots=self._waiting(request.run)))
             case wire.Status():
                 self._send(identity, wire.StatusReply(id=request.id, data=self._status()))
             case wire.Detach():
@@ -155,6 +158,17 @@ class Service:
         session = self.clients.sessions.get(request.client_id)
         runs = [session.run] if session is not None else list(self.pipeline.books)
         self._lookup.resolve(runs, request.client_id, request.snapshot, answer)
+
+    def _waiting(self, run: str) -> list[wire.WaitingSnapshot]:
+        """The newest of those accepted and not written, one more than a client has a use for."""
+        waiting = sorted(self.pipeline.unwritten(check_run_name(run)), key=lambda one: one.sequence)
+        return [
+            wire.WaitingSnapshot(
+                client_id=one.client_id, snapshot=one.number, sequence=one.sequence,
+                slot=one.slot.name if one.slot is not None and one.slot in self.pool else "",
+            )
+            for one in waiting[-MAX_BASES - 1 :]
+        ]  # fmt: skip
 
     def _drain(self, identity: bytes, request: wire.Drain) -> None:
         if request.run is not None:
