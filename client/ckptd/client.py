@@ -51,7 +51,8 @@ class Client:
         cadence: When maybe_snapshot() saves. None (default): every ten minutes, and after the first step of a
             run that has no checkpoint.
         slots: Snapshots under way at once, 1 or 2 (default); each takes the state's size in /dev/shm.
-        on_busy: "wait" (default) for a free slot, or "skip" the snapshot; a skipped one is reported.
+        on_busy: Without a free slot "wait" (default); "supersede": the oldest snapshot that isn't being written yet
+            gives way, else wait; "skip": the same, else skip this one. Each that is left out is reported.
         on_error: "warn" (default) says a failed snapshot as a CheckpointWarning at the next call; "raise" raises.
         sharding: How the tensors are divided into files; None (default) for Sharding().
         busy_timeout_s: Bound of the wait for a slot, and for an earlier client's snapshots (300).
@@ -145,7 +146,8 @@ class Client:
             metrics: Name → number.
 
         Returns:
-            A ticket. Its state is "skipped" when no slot came free in time; that was reported too.
+            A ticket. Its state is "skipped" when no slot came free in time, and becomes "superseded" when it gave way
+            to a newer one (see on_busy); both are reported too.
 
         Raises:
             UnstorableState: Something in the state can't be stored; `where` is its key path. Nothing was

@@ -14,7 +14,7 @@ from ckptd.snapshot.descriptor import Sharding
 __all__ = ["ClientOptions", "DaemonChoice", "OnBusy", "OnError"]
 
 DaemonChoice = Literal["auto", "attach", "off"]
-OnBusy = Literal["wait", "skip"]
+OnBusy = Literal["wait", "skip", "supersede"]
 OnError = Literal["warn", "raise"]
 
 #: maybe_snapshot() without a cadence: every ten minutes, and after the first step of a fresh run.
@@ -22,7 +22,7 @@ DEFAULT_CADENCE: Final = Cadence(every_s=600.0)
 
 _CHOICES: Final = {
     "daemon": ("auto", "attach", "off"),
-    "on_busy": ("wait", "skip"),
+    "on_busy": ("wait", "skip", "supersede"),
     "on_error": ("warn", "raise"),
 }
 
@@ -38,8 +38,13 @@ class ClientOptions:
         cadence: When maybe_snapshot() saves. None: every ten minutes, and after the first step of a run that
             has no checkpoint.
         slots: Snapshots that can be under way at once, 1 or 2. Each takes the size of the state in /dev/shm.
-        on_busy: What snapshot() does while all slots are still being written: "wait" for one, at most
-            busy_timeout_s, or "skip" this snapshot at once. A skipped one is reported.
+        on_busy: What snapshot() does while no slot is free. "wait": for one, at most busy_timeout_s.
+            "supersede": this client's oldest snapshot that isn't being written yet gives its slot up; when each
+            is being written (so always with slots=1) it waits as "wait" does, no longer than that write.
+            "skip": the same, but it never waits for the disk: when none can give way this snapshot is skipped.
+            So with two slots the newest state is always the one that is kept, the last before close() too. With
+            slots=1 and "skip" it needs a client.wait() before it. What is skipped or superseded is reported: by
+            ticket, a CheckpointWarning, `ckptd status` and the daemon's log.
         on_error: "warn" reports a failed snapshot as a CheckpointWarning at the next call, and raises only
             once nothing was committed for max_unsaved_s; "raise" raises it at the next call.
         sharding: How the tensors are divided into files.

@@ -16,6 +16,7 @@ from ckptd.link import wire
 from ckptd.link.failures import Failures
 from ckptd.link.outbox import Outbox
 from ckptd.link.session import DaemonMode, Session
+from ckptd.link.skipped import SkippedSteps
 from ckptd.link.staging import Payload, SlotSet, Staged, fill
 from ckptd.link.wire import Accepted, Drained, Notice, Refused, Reserved, StatusReply
 from ckptd.snapshot.slots import Slot
@@ -46,6 +47,8 @@ class DaemonLink:
         self._epoch, self._checked_at, self.asked_at = 0, 0.0, 0.0
         self._pushes: dict[int, int] = {}  # message → snapshot, until it is answered
         self._drained: dict[int, int] = {}  # message → how many failed
+        self._questions: set[int] = set()  # whether a snapshot gives way; not answered yet
+        self._skipped = SkippedSteps(client_id)
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -60,6 +63,7 @@ class DaemonLink:
         self.greet()
         for reply in self.session.poll(timeout_s):
             self._take(reply)
+        self._tell_skipped()
         if timeout_s > 0 and not self.session.connected:
             time.sleep(timeout_s)
 
@@ -71,6 +75,8 @@ class DaemonLink:
         self._epoch = self.session.epoch
         self._pushes.clear()
         self._drained.clear()
+        self._questions.clear()
+        self._skipped.forgotten()
         held = [staged.slot for staged in self.outbox.staged]
         self._slots.update(attached.slot_dir, attached.slots, keep=held)
         self.ask_again()
@@ -111,6 +117,8 @@ class DaemonLink:
         elif isinstance(reply, Refused) and reply.id in self._pushes:
             self.outbox.refused(self._pushes[reply.id], reply.error.exception())
         self._pushes.pop(reply.id, None)
+        self._questions.discard(reply.id)
+        self._skipped.answered(reply.id)
 
     # --- slots -----------------------------------------------------------------------------------
 
@@ -172,6 +180,31 @@ class DaemonLink:
         staged.slot = new
         old.close()
 
+    # --- what is left out ------------------------------------------------------------------------
+
+    def ask_to_give_way(self, staged: Staged) -> int | None:
+        """Ask for a snapshot to be superseded; the question's number, or None when it couldn't be sent."""
+        ticket = staged.ticket
+        request = wire.Supersede(id=0, client_id=self.owner[0], snapshot=ticket.snapshot, step=ticket.step)
+        number = self.session.send(request)
+        if number is not None:
+            self._questions.add(number)
+        return number
+
+    def answered(self, question: int) -> bool:
+        """Whether the daemon has answered it, or is gone."""
+        return question not in self._questions or not self.session.connected
+
+    def skipped(self, step: int) -> None:
+        """A snapshot was never taken: the daemon is told, as soon as there is one."""
+        self._skipped.add(step)
+        self._tell_skipped()
+
+    def _tell_skipped(self, *, at_last: bool = False) -> None:
+        message = self._skipped.due(at_last=at_last) if self.session.connected else None
+        if message is not None and (number := self.session.send(message)) is not None:
+            self._skipped.sent(number)
+
     # --- questions -------------------------------------------------------------------------------
 
     def ask_drained(self, *, verified: bool) -> tuple[int, int] | None:
@@ -193,6 +226,7 @@ class DaemonLink:
 
     def detach(self, timeout_s: float) -> None:
         """Say goodbye if somebody listens."""
+        self._tell_skipped(at_last=True)
         with contextlib.suppress(CkptdError):
             if self.session.connected:
                 self.session.ask(wire.Detach(id=0, client_id=self.owner[0]), wire.Done, timeout_s)

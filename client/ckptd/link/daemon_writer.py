@@ -15,6 +15,7 @@ from ckptd.disk.rootdir import Root
 from ckptd.errors import CkptdError, ClientClosed, RunTaken, TimedOut
 from ckptd.link.daemon_link import ANSWER_S, DaemonLink
 from ckptd.link.failures import Failures
+from ckptd.link.giving_way import GivingWay
 from ckptd.link.session import DaemonMode
 from ckptd.link.staging import Payload, Staged, fill
 from ckptd.link.ticket import Ticket
@@ -41,14 +42,15 @@ class DaemonWriter:
         failures: Where failures of snapshots are entered.
         start_timeout_s: Bound for a daemon to come up. A snapshot or close() waits no longer than this for
             a daemon that is gone.
+        gives_way: Whether an older snapshot that isn't being written yet gives way where no slot is free.
     """
 
     def __init__(
         self, root: Root, run: str, client_id: str, *,
-        mode: DaemonMode, slots: int, failures: Failures, start_timeout_s: float,
+        mode: DaemonMode, slots: int, failures: Failures, start_timeout_s: float, gives_way: bool = False,
     ) -> None:  # fmt: skip
         self.lock = threading.RLock()
-        self._failures, self._start_timeout_s = failures, start_timeout_s
+        self._failures, self._start_timeout_s, self._gives_way = failures, start_timeout_s, gives_way
         self._link = DaemonLink(root, run, client_id, mode=mode, slots=slots, failures=failures)
         self._silent_at: float | None = None
         self._disk_at = 0.0
@@ -96,6 +98,11 @@ class DaemonWriter:
             self._link.outbox.add(staged)
             self._link.push(staged)
 
+    def skipped(self, ticket: Ticket) -> None:
+        """Nothing was taken for this ticket: tell the daemon, which can't know."""
+        with self.lock:
+            self._link.skipped(ticket.step)
+
     def look(self) -> None:
         """Take in what has arrived, attach again if need be; waits for next to nothing."""
         with self.lock:
@@ -105,9 +112,10 @@ class DaemonWriter:
     def _obtain(self, size: int, timeout_s: float) -> Slot:
         """A free slot of at least `size` bytes."""
         link, started = self._link, time.monotonic()
-        if self._silent_at is not None and link.session.last_heard <= self._silent_at:
-            # The bound is paid once per silence, not at every snapshot.
+        silent = self._silent_at is not None and link.session.last_heard <= self._silent_at
+        if silent:  # the bound is paid once per silence, not at every snapshot
             timeout_s = min(timeout_s, _NO_NEWS_S)
+        way = GivingWay(link) if self._gives_way and not silent else None
         grow_at = started
         link.look(0.0)
         while (slot := link.find_free(size)) is None:
@@ -120,23 +128,27 @@ class DaemonWriter:
                 grow_at = now + _GROW_EVERY_S
                 link.reserve(size, max(left_s, _NO_NEWS_S))
                 continue
-            self._check_busy(started, timeout_s)
+            elif way is not None and way.may_come(now):
+                link.look(_SLICE_S)
+                continue
+            self._check_busy(started, timeout_s, asked=way is not None and way.asked)
             link.look(min(_SLICE_S, left_s))
         self._silent_at = None
         return slot
 
-    def _check_busy(self, started: float, timeout_s: float) -> None:
+    def _check_busy(self, started: float, timeout_s: float, *, asked: bool) -> None:
         link, now = self._link, time.monotonic()
         if not link.session.connected and now - started >= min(timeout_s, self._start_timeout_s):
             raise link.no_daemon()
         if now - started < timeout_s:
             return
-        if timeout_s > 0 and link.session.last_heard < started:
+        if (timeout_s > 0 or asked) and link.session.last_heard < started:
             self._silent_at = now
+        count = len(link.outbox)
         raise TimedOut(
-            f"no slot came free within {timeout_s:.3g} s",
-            seen=f"{len(link.outbox)} snapshots still to be written",
-            todo="save less often, or look at the daemon with: ckptd status",
+            f"no slot came free within {timeout_s:.3g} s" if timeout_s > 0 else "no slot is free",
+            seen=f"{count} snapshot{'' if count == 1 else 's'} still to be written",
+            todo="save less often, wait() before one that must not be left out, or look at: ckptd status",
         )  # fmt: skip
 
     # --- waiting ---------------------------------------------------------------------------------

@@ -26,12 +26,14 @@ class Failure:
         step: Its step.
         error: The cause.
         outcome: Follows "step N" in the message.
+        chosen: It is what on_busy asks for: said, and never raised.
     """
 
     snapshot: int
     step: int
     error: CkptdError
     outcome: str = "was not saved"
+    chosen: bool = False
 
 
 class Failures:
@@ -98,7 +100,7 @@ class Failures:
         while self._unsaid:
             failure = self._unsaid.pop(0)
             error = _with_step(failure)
-            if self._on_error == "raise" and may_raise:
+            if self._on_error == "raise" and may_raise and not failure.chosen:
                 raise error from failure.error
             warn(str(error))
 

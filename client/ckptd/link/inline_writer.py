@@ -141,6 +141,9 @@ class InlineWriter:
         sequence = max(series.next_sequence, self._next_sequence)
         return position_after(series, descriptor, sequence, run_id=self.run_id)
 
+    def skipped(self, ticket: Ticket) -> None:
+        """Nobody to tell."""
+
     # --- there is no daemon to wait for or to ask ------------------------------------------------
 
     def look(self) -> None:

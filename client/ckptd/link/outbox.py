@@ -85,9 +85,11 @@ class Outbox:
             return self._unknown(staged)
         if notice.state in ("committed", "verified", "corrupt"):
             self._saved(notice, staged, ticket, now)
-        elif notice.state in ("failed", "superseded"):
-            error = notice.error.exception() if notice.error is not None else SaveFailed(notice.state)
-            self._fail(notice.snapshot, error, cast(TicketState, notice.state))
+        elif notice.state == "failed":
+            error = notice.error.exception() if notice.error is not None else SaveFailed("failed")
+            self._fail(notice.snapshot, error)
+        elif notice.state == "superseded":
+            self._superseded(notice)
         elif ticket is not None:
             ticket.become(cast(TicketState, notice.state))
             ticket.sequence = notice.sequence or ticket.sequence
@@ -141,7 +143,18 @@ class Outbox:
                 Failure(ticket.snapshot, ticket.step, error, "may be saved or not, it can't be told")
             )
 
-    def _fail(self, snapshot: int, error: CkptdError, state: TicketState = "failed") -> None:
+    def _superseded(self, notice: Notice) -> None:
+        staged = self._staged.pop(notice.snapshot, None)
+        # With an error of its own it had failed before it gave way.
+        failed = None if notice.error is None else notice.error.exception()
+        error = failed or SaveFailed("a newer snapshot took its slot")
+        if staged is not None and staged.ticket.become("superseded", error=error):
+            step = staged.ticket.step
+            self._failures.failed(
+                Failure(notice.snapshot, step, error, "was superseded", chosen=failed is None)
+            )
+
+    def _fail(self, snapshot: int, error: CkptdError) -> None:
         staged = self._staged.pop(snapshot, None)
-        if staged is not None and staged.ticket.become(state, error=error):
+        if staged is not None and staged.ticket.become("failed", error=error):
             self._failures.failed(Failure(snapshot, staged.ticket.step, error))

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series import read_series
-from ckptd.errors import NoDaemon, ReadFailed, SharedMemoryTooSmall, TimedOut
+from ckptd.errors import CkptdError, NoDaemon, ReadFailed, SharedMemoryTooSmall, TimedOut
 from ckptd.format.records import CheckpointIndex
 from ckptd.link.client_options import DEFAULT_CADENCE, ClientOptions
 from ckptd.link.failures import Failure, Failures
@@ -76,13 +76,14 @@ class Recorder:
         self._last_step, self._last_at, self._knows_last = step, time.monotonic(), True
         ticket = Ticket(self._count, step, self._writer)
         descriptor = encode(self._descriptor(ticket, captured, metrics))
-        payload = Payload(lambda memory: copy_into(captured, memory, self._threads), captured.data_bytes, descriptor)
+        payload = Payload(
+            lambda memory: copy_into(captured, memory, self._threads), captured.data_bytes, descriptor
+        )
         self._failures.attempted(time.monotonic())
         try:
             self._submit(ticket, state, payload)
         except (TimedOut, NoDaemon) as error:
-            ticket.become("skipped", error=error)
-            self._failures.failed(Failure(ticket.snapshot, step, error, "was skipped"))
+            self._skip(ticket, error)
         self._say_if_gradients_are_left_out(step, state)
         return ticket
 
@@ -122,8 +123,14 @@ class Recorder:
         if resumed is not None:
             self._last_step, self._knows_last = (None if self._begins_line else resumed.step), True
 
+    def _skip(self, ticket: Ticket, error: CkptdError) -> None:
+        ticket.become("skipped", error=error)
+        chosen = self._options.on_busy == "skip" and isinstance(error, TimedOut)
+        self._failures.failed(Failure(ticket.snapshot, ticket.step, error, "was skipped", chosen=chosen))
+        self._writer.skipped(ticket)
+
     def _submit(self, ticket: Ticket, state: Mapping[Any, Any], payload: Payload) -> None:
-        wait_s = self._options.busy_timeout_s if self._options.on_busy == "wait" else 0.0
+        wait_s = self._options.busy_timeout_s if self._options.on_busy != "skip" else 0.0
         if not self._reserved:
             self.reserve(state, payload.size)
         try:

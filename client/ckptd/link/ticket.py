@@ -40,7 +40,7 @@ class Ticket:
     """One snapshot on its way to disk, as `Client.snapshot` returned it.
 
     Attributes:
-        snapshot: The client's number of this snapshot, from 1; 0 for one that was skipped.
+        snapshot: The client's number of this snapshot, from 1.
         step: Its step.
         sequence: The run's commit counter it was given; None until the daemon has accepted it.
         path: Its checkpoint folder; None until it is committed.
@@ -63,8 +63,8 @@ class Ticket:
         """The newest state known, after taking in what the daemon has sent meanwhile.
 
         staged (in a slot), writing, committed (durable on disk), verified (re-read, every hash equal);
-        corrupt, failed, superseded; skipped (never taken: no slot came free in time); unknown (it may be
-        on disk or not).
+        corrupt, failed; superseded (it gave its slot up for a newer one); skipped (never taken: no slot came
+        free in time); unknown (it may be on disk or not).
         """
         self._source.look()
         return self._state
@@ -112,6 +112,11 @@ class Ticket:
             or (self._state == "verified" and state == "committed")
             or (self._state == "corrupt" and state == "committed")
         )
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is staged and nothing was heard of its being written."""
+        return self._state == "staged"
 
     @property
     def settled(self) -> bool:
