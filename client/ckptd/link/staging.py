@@ -6,18 +6,36 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from ckptd.errors import CkptdError, ProtocolError
 from ckptd.link.ticket import Ticket
 from ckptd.link.wire import SlotInfo
 from ckptd.snapshot.slots import Slot, SlotState, needed_bytes
 
-__all__ = ["Payload", "SlotSet", "Staged", "fill"]
+__all__ = ["Payload", "SlotSet", "Staged", "Underway", "fill", "freed_on_error"]
 
 log = logging.getLogger(__name__)
+
+
+class Underway(Protocol):
+    """A copy beside the training. From its end on it touches the memory no more.
+
+    Attributes:
+        error: Why it failed; None while it hasn't.
+    """
+
+    error: BaseException | None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every byte has arrived, or one can't."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Help until it has ended; False when that took longer (None: no bound)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +46,15 @@ class Payload:
         copy: Writes the tensors' bytes into the memory it is given.
         data_bytes: Length of that memory.
         descriptor: The encoded descriptor.
+        beside: Writes there what the caller may change at once, and begins with the rest, which no optimizer
+            changes before it is copied; what it is given besides is called, by another thread, when that has
+            ended. None: `copy` does it all.
     """
 
     copy: Callable[[memoryview], None]
     data_bytes: int
     descriptor: bytes
+    beside: Callable[[memoryview, Callable[[], None]], Underway] | None = None
 
     @property
     def size(self) -> int:
@@ -137,15 +159,22 @@ def fill(slot: Slot, owner: tuple[str, str], snapshot: int, payload: Payload) ->
         payload: What to copy.
     """
     generation = slot.begin(*owner, snapshot).generation
-    try:
+    with freed_on_error(slot):
         payload.copy(slot.data[: payload.data_bytes])
         slot.seal(payload.descriptor, payload.data_bytes)
+    return generation
+
+
+@contextlib.contextmanager
+def freed_on_error(slot: Slot) -> Iterator[None]:
+    """Surrounds the filling of a slot: one that fails leaves it free."""
+    try:
+        yield
     except BaseException:
         with contextlib.suppress(CkptdError):
             if slot.header().state is SlotState.FILLING:
                 slot.release()
         raise
-    return generation
 
 
 def _is_free(slot: Slot) -> bool:
