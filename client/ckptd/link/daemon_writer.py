@@ -6,19 +6,23 @@ died is replaced (mode "auto") or looked for again; what lies sealed in a slot m
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from ckptd.disk.rootdir import Root
 from ckptd.errors import CkptdError, ClientClosed, RunTaken, TimedOut
 from ckptd.link.daemon_link import ANSWER_S, DaemonLink
+from ckptd.link.earlier import EarlierSlots
 from ckptd.link.failures import Failures
 from ckptd.link.giving_way import GivingWay
 from ckptd.link.session import DaemonMode
 from ckptd.link.staging import Payload, Staged, fill
 from ckptd.link.ticket import Ticket
+from ckptd.link.wire import Waiting, WaitingReply, WaitingSnapshot
 from ckptd.snapshot.slots import Slot
 
 __all__ = ["DaemonWriter"]
@@ -174,24 +178,51 @@ class DaemonWriter:
 
     def drain(self, timeout_s: float, *, verified: bool = False) -> int:
         """Wait for everything of this run, earlier clients' snapshots too; returns how many failed."""
-        token: tuple[int, int] | None = None
+        return self._drain(timeout_s, verified=verified)
 
-        def done() -> bool:
-            nonlocal token
-            if self._link.is_void(token):
-                token = self._link.ask_drained(verified=verified)
-            return self._link.drained(token) is not None and not self._link.outbox
+    def await_earlier(self, timeout_s: float, slots: EarlierSlots | None = None) -> int:
+        """Wait until no snapshot of this or an earlier client is on its way; returns how many failed.
 
-        self._wait(done, timeout_s, "the run to be drained")
-        return self._link.drained(token) or 0
-
-    def await_earlier(self, timeout_s: float) -> int:
-        """Wait until no snapshot of this or an earlier client is on its way; returns how many failed."""
+        Args:
+            timeout_s: Bound in seconds.
+            slots: Once the newest is found in an earlier client's slot, nothing more is waited for.
+        """
         with self.lock:
             self._link.look(0.0)
             attached = self._link.session.attached
             pending = bool(self._link.outbox) or (attached is not None and attached.pending > 0)
-        return self.drain(timeout_s) if pending else 0
+        return self._drain(timeout_s, slots=slots) if pending else 0
+
+    def waiting(self) -> Sequence[WaitingSnapshot] | None:
+        """Which snapshots of the run were accepted and aren't written; None when nobody says so now."""
+        with self.lock, contextlib.suppress(CkptdError):
+            request = Waiting(id=0, run=self._link.owner[1])
+            return self._link.session.ask(request, WaitingReply, ANSWER_S).snapshots
+        return None
+
+    def slot_dir(self) -> Path:
+        """Where the daemon said that slots lie."""
+        attached = self._link.session.attached
+        return Path(attached.slot_dir if attached is not None else "")
+
+    def _drain(self, timeout_s: float, *, verified: bool = False, slots: EarlierSlots | None = None) -> int:
+        token: tuple[int, int] | None = None
+
+        def done() -> bool:
+            nonlocal token
+            if slots is not None and slots.look():
+                return True
+            if self._link.is_void(token):
+                token = self._link.ask_drained(verified=verified)
+            drained = self._link.drained(token) is not None and not self._link.outbox
+            return drained and not (slots is not None and slots.coming)
+
+        try:
+            self._wait(done, timeout_s, "the run to be drained")
+        except TimedOut:
+            if self._link.drained(token) is None or self._link.outbox:
+                raise
+        return self._link.drained(token) or 0
 
     def status(self) -> dict[str, Any]:
         """The daemon's own account, as `ckptd status --json` prints it. Raises NoDaemon, TimedOut."""

@@ -12,6 +12,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from ckptd.disk import durable
@@ -32,6 +33,7 @@ from ckptd.errors import (
     SaveFailed,
 )
 from ckptd.limits import PAGE_ALIGNMENT
+from ckptd.link.earlier import EarlierSlots
 from ckptd.link.failures import Failure, Failures
 from ckptd.link.staging import Payload
 from ckptd.link.ticket import Ticket
@@ -169,9 +171,16 @@ class InlineWriter:
         """Nothing to wait for."""
         return 0
 
-    def await_earlier(self, timeout_s: float) -> int:
-        """Nothing to wait for."""
+    def await_earlier(self, timeout_s: float, slots: EarlierSlots | None = None) -> int:
+        """Nothing to wait for: what lay in slots was written when this was opened."""
         return 0
+
+    def waiting(self) -> None:
+        """Nobody says."""
+
+    def slot_dir(self) -> Path:
+        """Where slots lie."""
+        return self._root.slot_path
 
     def status(self) -> dict[str, Any]:
         """As the daemon's, with nothing in it but that there is none."""
