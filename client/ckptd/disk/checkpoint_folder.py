@@ -5,29 +5,26 @@ The order is that of `ckptd.disk.commit`, which gives the folder its name.
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from ckptd.disk import durable
-from ckptd.disk.chunks import Chunk
+from ckptd.disk.data_files import FileDisk, write_files
 from ckptd.disk.durable import Written
 from ckptd.disk.lineage import Position
+from ckptd.disk.writing import Writing
 from ckptd.errors import CorruptCheckpoint, SaveFailed
-from ckptd.format.plan import CheckpointPlan, FilePlan, SlotRange
+from ckptd.format.plan import CheckpointPlan, FilePlan
 from ckptd.format.records import CheckpointIndex, ShardRecord, index_from_bytes, index_to_bytes
 from ckptd.names import INDEX_FILE, META_FILE, TABLE_FILE
 from ckptd.snapshot.descriptor import Descriptor
 
 
-class Disk(Protocol):
+class Disk(FileDisk, Protocol):
     """What a commit does to a disk; `ckptd.disk.durable` is one."""
 
     def make_dir_new(self, path: Path) -> None: ...
-    def write_new(self, path: Path, segments: Iterable[Chunk]) -> Written: ...
     def fsync_dir(self, path: Path) -> None: ...
     def rename_new(self, src: Path, dst: Path, *, sync: bool = True) -> None: ...
     def remove_tree(self, path: Path) -> None: ...
@@ -35,7 +32,7 @@ class Disk(Protocol):
 
 def write_folder(
     temp: Path, descriptor: Descriptor, data: memoryview, position: Position, plan: CheckpointPlan, *,
-    threads: int | None, disk: Disk,
+    threads: int | None, writing: Writing, disk: Disk,
 ) -> CheckpointIndex:  # fmt: skip
     """Write the whole checkpoint into the new folder temp and make it durable under that name.
 
@@ -45,8 +42,8 @@ def write_folder(
     durable.crash_point("before-temp")
     disk.make_dir_new(temp)
     durable.crash_point("after-temp")
-    written = _write_files(temp, plan.files, data, disk, threads or len(os.sched_getaffinity(0)))
-    table = disk.write_new(temp / TABLE_FILE, [plan.table])
+    written = write_files(temp, plan.files, data, disk=disk, writing=writing, threads=threads)
+    (table,) = write_files(temp, [_of_table(plan)], data, disk=disk, writing=writing, threads=threads)
     durable.crash_point("before-index")
     data_of_index, index = _readable(_index(descriptor, position, plan, written, table), temp)
     disk.write_new(temp / INDEX_FILE, [data_of_index])
@@ -54,6 +51,12 @@ def write_folder(
     disk.fsync_dir(temp)
     durable.crash_point("after-folder-sync")
     return index
+
+
+def _of_table(plan: CheckpointPlan) -> FilePlan:
+    return FilePlan(
+        path=TABLE_FILE, component="", shard=0, num_params=0, size=len(plan.table), segments=(plan.table,)
+    )
 
 
 def _readable(index: CheckpointIndex, temp: Path) -> tuple[bytes, CheckpointIndex]:
@@ -68,70 +71,6 @@ def _readable(index: CheckpointIndex, temp: Path) -> tuple[bytes, CheckpointInde
         ) from error
     except (ValueError, TypeError) as error:
         raise SaveFailed("its index can't be written", where=where, seen=str(error)) from error
-
-
-class _Content:
-    """A planned file as segments, looked up in the snapshot one by one; may be gone through again."""
-
-    def __init__(self, file: FilePlan, data: memoryview, stop: threading.Event) -> None:
-        self._segments, self._data, self._stop = file.segments, data, stop
-
-    def __len__(self) -> int:
-        return len(self._segments)
-
-    def __contains__(self, _segment: object) -> bool:
-        return False
-
-    def __iter__(self) -> Iterator[Chunk]:
-        for segment in self._segments:
-            if self._stop.is_set():
-                return  # another file failed; this one would be written for nothing
-            if isinstance(segment, SlotRange):
-                yield self._data[segment.offset : segment.offset + segment.nbytes]
-            else:
-                yield segment
-
-
-def _write_files(
-    temp: Path, files: Sequence[FilePlan], data: memoryview, disk: Disk, threads: int
-) -> list[Written]:
-    stop = threading.Event()
-
-    def write(file: FilePlan) -> Written:
-        try:
-            written = disk.write_new(temp / file.path, _Content(file, data, stop))
-        except BaseException:
-            stop.set()
-            raise
-        durable.crash_point("after-file")
-        if written.bytes != file.size and not stop.is_set():
-            raise SaveFailed(
-                "a file has not the planned size", where=str(temp / file.path),
-                seen=f"{written.bytes} bytes", wanted=f"{file.size}",
-            )  # fmt: skip
-        return written
-
-    if len(files) == 1 or threads == 1:
-        return [write(file) for file in files]
-    with ThreadPoolExecutor(min(threads, len(files)), thread_name_prefix="ckptd-write") as pool:
-        # the largest first: the last one to end decides how long it takes
-        order = sorted(range(len(files)), key=lambda at: -files[at].size)
-        futures = {at: pool.submit(write, files[at]) for at in order}
-    return _results(futures[at].exception() or futures[at].result() for at in range(len(files)))
-
-
-def _results(outcomes: Iterable[Written | BaseException]) -> list[Written]:
-    """All results, or the worst error: a failed sync is tried again, so it counts only when it is alone."""
-    written: list[Written] = []
-    errors: list[BaseException] = []
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            errors.append(outcome)
-        else:
-            written.append(outcome)
-    if errors:
-        raise min(errors, key=lambda error: isinstance(error, durable.FsyncFailed))
-    return written
 
 
 def _index(

@@ -46,6 +46,7 @@ from ckptd.disk.checkpoint_folder import Disk, write_folder
 from ckptd.disk.decisions import write_fork
 from ckptd.disk.durable import FsyncFailed
 from ckptd.disk.lineage import Position
+from ckptd.disk.writing import Writing
 from ckptd.errors import CkptdError, InvalidArgument, NoSpace, OutcomeUnknown, SaveFailed
 from ckptd.format.plan import CheckpointPlan, plan_checkpoint
 from ckptd.format.records import CheckpointIndex
@@ -80,8 +81,9 @@ class Committed:
 
 
 def commit_snapshot(
-    run_dir: Path, descriptor: Descriptor, data: memoryview, position: Position, *, threads: int | None = None
-) -> Committed:
+    run_dir: Path, descriptor: Descriptor, data: memoryview, position: Position, *,
+    threads: int | None = None, writing: Writing | None = None,
+) -> Committed:  # fmt: skip
     """Commit one snapshot to its run, durably. When this returns, no crash can lose it.
 
     Args:
@@ -89,7 +91,8 @@ def commit_snapshot(
         descriptor: What the snapshot holds.
         data: Its bytes; read only, and only until this returns.
         position: Where in the run it goes.
-        threads: Files written at once; None means as many as CPUs this process may use.
+        threads: Files written at once; None for what suits the CPUs this process may use.
+        writing: How files are written; one for all commits to a root. None: at normal priority, as fast as it goes.
 
     Raises:
         NoSpace: The disk or the quota is full. Nothing of this snapshot is on disk.
@@ -98,12 +101,12 @@ def commit_snapshot(
         UnstorableState: The descriptor holds what no file can. Nothing was written.
     """
     plan = plan_checkpoint(descriptor)
-    return commit_plan(run_dir, descriptor, data, position, plan, threads=threads)
+    return commit_plan(run_dir, descriptor, data, position, plan, threads=threads, writing=writing)
 
 
 def commit_plan(
     run_dir: Path, descriptor: Descriptor, data: memoryview, position: Position, plan: CheckpointPlan, *,
-    threads: int | None = None, disk: Disk = durable,
+    threads: int | None = None, writing: Writing | None = None, disk: Disk = durable,
 ) -> Committed:  # fmt: skip
     """commit_snapshot for files already planned.
 
@@ -119,7 +122,7 @@ def commit_plan(
             write_fork(run_dir, position.sequence, position.parent, name)
     except OSError as error:
         raise _failure(error, run_dir, descriptor.step) from error
-    write = _Commit(run_dir, name, descriptor, data, position, plan, threads, disk)
+    write = _Commit(run_dir, name, descriptor, data, position, plan, threads, writing or Writing(), disk)
     index = write.run()
     return Committed(name, run_dir / name, index, index.total_bytes, time.monotonic() - began)
 
@@ -159,7 +162,8 @@ def write_checkpoint_folder(
         raise InvalidArgument(
             "something is there already", where=str(path), todo="pick another path, or remove it"
         )
-    return _Commit(path.parent, path.name, descriptor, data, position, plan, threads, durable).run()
+    writing = Writing()
+    return _Commit(path.parent, path.name, descriptor, data, position, plan, threads, writing, durable).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,7 @@ class _Commit:
     position: Position
     plan: CheckpointPlan
     threads: int | None
+    writing: Writing
     disk: Disk
 
     def run(self) -> CheckpointIndex:
@@ -205,6 +210,7 @@ class _Commit:
                 self.position,
                 self.plan,
                 threads=self.threads,
+                writing=self.writing,
                 disk=self.disk,
             )
             self.disk.rename_new(temp, self.parent / self.name, sync=False)

@@ -12,24 +12,22 @@ root's lock finds what a crash left behind.
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import hashlib
 import os
 import shutil
 import signal
 import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-from ckptd.disk.chunks import Chunk, HashBeside, even_chunks, sha256_of, take
-from ckptd.limits import MIB
+from ckptd.disk.chunks import Chunk, even_chunks
+from ckptd.disk.new_file import Steps, create, unlink_quietly, write_all, write_steps
+from ckptd.disk.writing import Writing
 from ckptd.names import work_folder
 
-#: From this size on a file is hashed in a thread beside the one that writes it.
-_HASH_BESIDE_FROM_BYTES: Final = 8 * MIB
 _CRASH_ENV: Final = "CKPTD_CRASH_AT"
 
 
@@ -91,24 +89,38 @@ def sync_upwards(path: Path) -> None:
 def write_new(path: Path, segments: Iterable[Chunk]) -> Written:
     """Create path, which must not exist, write the segments, sync and close it.
 
-    The bytes are hashed as they are written, not read back. The folder is not synced. A collection of
-    segments may be gone through twice at once (the hash runs beside the write); an iterator is made a list.
+    The bytes are hashed as they are written, not read back. The folder is not synced.
 
     Raises:
         FileExistsError: path exists (also as a dangling link); it is untouched.
         FsyncFailed: The file is removed again, and its bytes are lost.
         OSError: Disk full, I/O error, no permission. What was written of the file is removed again.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    fd = create(path)
     try:
         try:
-            written = _write_and_hash(fd, segments, path)
+            written = _write_and_hash(fd, segments)
+            _fsync(fd, path)
         finally:
             os.close(fd)
     except BaseException:
-        _unlink_quietly(path)
+        unlink_quietly(path)
         raise
     return written
+
+
+def write_large(path: Path, segments: Iterable[Chunk], writing: Writing) -> Steps:
+    """write_new for a large file, a block with each step, in the mode and at the rate of its root; not hashed.
+
+    Args:
+        path: The file.
+        segments: Its content; gone through again should the file system refuse the mode.
+        writing: How.
+
+    Raises:
+        OSError: As for write_new. A file that is given up between two steps is removed too.
+    """
+    return write_steps(path, segments, writing, _fsync)
 
 
 def replace_file(path: Path, chunks: Iterable[Chunk], *, sync: bool = True) -> int:
@@ -130,7 +142,7 @@ def replace_file(path: Path, chunks: Iterable[Chunk], *, sync: bool = True) -> i
         count = write_new(temp, chunks).bytes if sync else _write_unsynced(temp, chunks)
         os.replace(temp, path)
     except BaseException:
-        _unlink_quietly(temp)
+        unlink_quietly(temp)
         raise
     if sync:
         fsync_dir(path.parent)
@@ -253,46 +265,17 @@ def _fsync(fd: int, where: Path) -> None:
         raise FsyncFailed(error.errno, f"fsync: {error.strerror}", str(where)) from error
 
 
-def _write_and_hash(fd: int, segments: Iterable[Chunk], where: Path) -> Written:
-    again = segments if isinstance(segments, Collection) else list(segments)
-    chunks = even_chunks(again)
-    first = take(chunks, _HASH_BESIDE_FROM_BYTES)
-    if sum(len(chunk) for chunk in first) < _HASH_BESIDE_FROM_BYTES:
-        digest = sha256_of(first)
-        count = _write_all(fd, first)
-        _fsync(fd, where)
-        return Written(count, digest)
-    beside = HashBeside(again)
-    try:
-        count = _write_all(fd, chain(first, chunks))
-        _fsync(fd, where)
-    except BaseException:
-        beside.stop()
-        raise
-    return Written(count, beside.hexdigest())
+def _write_and_hash(fd: int, segments: Iterable[Chunk]) -> Written:
+    count, digest = 0, hashlib.sha256()
+    for chunk in even_chunks(segments):
+        digest.update(chunk)
+        count += write_all(fd, chunk)
+    return Written(count, digest.hexdigest())
 
 
 def _write_unsynced(path: Path, chunks: Iterable[Chunk]) -> int:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    fd = create(path)
     try:
-        return _write_all(fd, even_chunks(chunks))
+        return sum(write_all(fd, chunk) for chunk in even_chunks(chunks))
     finally:
         os.close(fd)
-
-
-def _write_all(fd: int, chunks: Iterable[Chunk]) -> int:
-    count = 0
-    for chunk in chunks:
-        view = memoryview(chunk)
-        while view:
-            done = os.write(fd, view)  # may be short: a signal, a quota, 2 GiB at most
-            count += done
-            view = view[done:]
-    return count
-
-
-def _unlink_quietly(path: Path) -> None:
-    with contextlib.suppress(
-        OSError
-    ):  # the error that led here says more; the next start sweeps temporary names
-        path.unlink(missing_ok=True)

@@ -1,0 +1,51 @@
+"""How one writer writes: the mode of its root, who waits, and how fast it may."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ckptd.disk.priority import Urgency
+from ckptd.disk.write_mode import WriteMode
+from ckptd.disk.write_rate import WriteRate
+from ckptd.limits import MIB
+
+_MOST_WRITERS: Final = 8
+_MOST_HASHERS: Final = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Writing:
+    """What all snapshots of one root have in common; shared by all threads.
+
+    Attributes:
+        mode: Of large files. Default: found out at the first one.
+        urgency: Whether somebody waits. Default: always, so that all is done at normal priority.
+        rate: Bound of bytes per second. Default: none.
+        large_from_bytes: Files from this size on are written in that mode, with their hash in other threads.
+    """
+
+    mode: WriteMode = field(default_factory=WriteMode)
+    urgency: Urgency = field(default_factory=Urgency)
+    rate: WriteRate = field(default_factory=WriteRate)
+    large_from_bytes: int = 1 * MIB
+
+    def writers(self, threads: int | None) -> int:
+        """Files to write at once: two keep a device busy, more where they can copy beside each other."""
+        return threads or max(2, min(_cores(), _MOST_WRITERS))
+
+    def hashers(self, threads: int | None) -> int:
+        """Files to hash at once."""
+        return threads or min(_cores(), _MOST_HASHERS)
+
+    def facts(self) -> dict[str, Any]:
+        """As `ckptd status` shows it."""
+        return {
+            "mode": self.mode.now, "reason": self.mode.reason, "max_bytes_per_s": self.rate.bytes_per_s,
+            "urgent": bool(self.urgency),
+        }  # fmt: skip
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
