@@ -39,3 +39,17 @@ def test_times_are_shown_in_utc_and_impossible_ones_not_at_all() -> None:
     assert units.show_utc(None) == ""
     assert units.show_utc(1e300) == ""
     assert units.show_utc(float("nan")) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("0", 0), ("1000", 1000), ("5GB", 5 * 10**9), ("1.5 kB", 1500), ("512MiB", 512 * 2**20), ("2gib", 2**31), ("7b", 7)],
+)  # fmt: skip
+def test_sizes_count_by_1000_or_with_an_i_by_1024(text: str, count: int) -> None:
+    assert units.parse_bytes(text, "--max-staged-bytes") == count
+
+
+@pytest.mark.parametrize("text", ["", "-1", "5 G B", "1e9", "5XB", "ib", "1ib", "٣", "1_000", "9" * 16])
+def test_what_is_no_size_is_refused_with_where_it_was_given(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="CKPTD_MAX_STAGED_BYTES"):
+        units.parse_bytes(text, "CKPTD_MAX_STAGED_BYTES")

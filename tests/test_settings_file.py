@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ckptd.errors import InvalidArgument
+from ckptd_daemon.series.budget import Budget
 from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_daemon.series.settings_file import (
     Settings,
@@ -25,7 +26,10 @@ def test_no_file_means_the_defaults(tmp_path: Path) -> None:
 
 def test_what_is_written_is_read_back_equal(tmp_path: Path) -> None:
     settings_path(tmp_path).parent.mkdir()
-    settings = Settings(policy=LOSS, runs={"gpt": RetentionPolicy(keep_last=1), "a.b-c": LOSS})
+    settings = Settings(
+        policy=LOSS, runs={"gpt": RetentionPolicy(keep_last=1), "a.b-c": LOSS},
+        budget=Budget(max_client_bytes=5 * 10**9),
+    )  # fmt: skip
     write_settings(tmp_path, settings)
     assert read_settings(tmp_path) == settings
     assert [p.name for p in settings_path(tmp_path).parent.iterdir()] == ["ckptd.toml"]
@@ -61,6 +65,9 @@ def test_a_run_keeps_its_metric_through_a_round_trip_when_the_general_policy_has
         ("[policy]\nkeep_last = '3'\n", "number of checkpoints"),
         ("[policy]\nkeep_best = 1\n", "which metric"),
         ("[runs.Upper]\n", "not a run name"),
+        ("[staging]\nmax_bytes = 3\n", "staging.max_bytes"),
+        ("[staging]\nmax_staged_bytes = 0\n", "number of bytes"),
+        ("[staging]\nmax_client_bytes = '5GB'\n", "number of bytes"),
         ("keep_last = = 3", "not a TOML file"),
         ("\udcff", "not a TOML file"),
     ],

@@ -245,6 +245,10 @@ class SharedMemoryTooSmall(NoSpace):
     """The slots for this state don't fit into shared memory. Refused before anything was copied."""
 
 
+class OverBudget(NoSpace):
+    """More staged bytes than the root's budget allows. Refused before anything was made; `where` names the bound."""
+
+
 #: Errors that may cross the wire by class name; everything else arrives as CkptdError.
 BY_NAME: dict[str, type[CkptdError]] = {
     cls.__name__: cls
@@ -252,5 +256,6 @@ BY_NAME: dict[str, type[CkptdError]] = {
         CkptdError, SaveFailed, ReadFailed, UnstorableState, StateMismatch, UnsupportedTorch, ProtocolError, ClientClosed,
         InvalidArgument, BadRoot, NothingThere, CheckpointGone, CorruptCheckpoint, UnknownSchema,
         NoValidCheckpoint, NoDaemon, RootLocked, RunTaken, TimedOut, OutcomeUnknown, NoSpace, SharedMemoryTooSmall,
+        OverBudget,
     )
 }  # fmt: skip

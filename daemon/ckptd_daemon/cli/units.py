@@ -6,6 +6,9 @@ import datetime as dt
 import re
 
 from ckptd.errors import InvalidArgument
+from ckptd.snapshot.sizes import show_bytes
+
+__all__ = ["parse_bytes", "parse_count", "show_bytes", "show_seconds", "show_utc"]
 
 
 def parse_count(text: str, where: str, *, least: int = 0) -> int:
@@ -21,14 +24,20 @@ def parse_count(text: str, where: str, *, least: int = 0) -> int:
     return int(text)
 
 
-def show_bytes(count: int) -> str:
-    """`512 B`, `1.5 KiB`, `86.0 MiB`."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+def parse_bytes(text: str, where: str) -> int:
+    """Bytes from "5GB", "512 MiB" or "1000": kB, MB, GB, TB count by 1000, KiB, MiB, GiB, TiB by 1024.
+
+    Raises:
+        InvalidArgument: Anything else.
+    """
+    match = re.fullmatch(
+        r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([kmgt]?)(i?)b?", text.strip(), re.ASCII | re.IGNORECASE
+    )
+    if match is None or (match[3] and not match[2]):
+        raise InvalidArgument(
+            "not a size", where=where, seen=repr(text), wanted="a size such as 5GB or 512MiB"
+        )
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** " kmgt".index(match[2].lower() or " "))
 
 
 def show_seconds(seconds: float) -> str:

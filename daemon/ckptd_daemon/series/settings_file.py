@@ -8,6 +8,10 @@
     monitor = "val_loss"     # "" for none
     mode = "min"
 
+    [staging]                # all runs; without it, what memory has
+    max_staged_bytes = 40_000_000_000
+    max_client_bytes = 20_000_000_000
+
 The first start with flags writes it; a later start without flags goes on with what it says.
 """
 
@@ -24,11 +28,13 @@ import tomli_w
 from ckptd.disk import durable
 from ckptd.errors import InvalidArgument
 from ckptd.names import SERVICE_DIR, check_run_name
+from ckptd_daemon.series.budget import Budget
 from ckptd_daemon.series.policy import RetentionPolicy
 
 SETTINGS_FILE: Final = "ckptd.toml"
 MAX_SETTINGS_BYTES: Final = 1024 * 1024
 _POLICY_KEYS: Final = tuple(f.name for f in fields(RetentionPolicy))
+_BUDGET_KEYS: Final = tuple(f.name for f in fields(Budget))
 _METRIC_KEYS: Final = ("monitor", "mode")
 
 
@@ -39,10 +45,12 @@ class Settings:
     Attributes:
         policy: For every run without a table of its own.
         runs: Per run, complete: what its table leaves out is already filled in from `policy`.
+        budget: Bounds on staged bytes.
     """
 
     policy: RetentionPolicy = field(default_factory=RetentionPolicy)
     runs: Mapping[str, RetentionPolicy] = field(default_factory=dict)
+    budget: Budget = field(default_factory=Budget)
 
     def policy_for(self, run: str) -> RetentionPolicy:
         """The policy of one run."""
@@ -84,14 +92,14 @@ def settings_from_toml(data: bytes, *, where: str) -> Settings:
         raise InvalidArgument(
             "not a TOML file", where=where, seen=str(error)[:300], todo="mend it or remove it"
         ) from error
-    _refuse_unknown(parsed, ("policy", "runs"), where, "")
+    _refuse_unknown(parsed, ("policy", "runs", "staging"), where, "")
     policy = _policy(_table(parsed, "policy", where, ""), {}, where, "policy")
     tables = _table(parsed, "runs", where, "")
     runs = {}
     for run in tables:
         check_run_name(run)
         runs[run] = _policy(_table(tables, run, where, "runs."), asdict(policy), where, f"runs.{run}")
-    return Settings(policy=policy, runs=runs)
+    return Settings(policy=policy, runs=runs, budget=_budget(_table(parsed, "staging", where, ""), where))
 
 
 def settings_to_toml(settings: Settings) -> bytes:
@@ -99,6 +107,9 @@ def settings_to_toml(settings: Settings) -> bytes:
     document: dict[str, Any] = {"policy": _plain(settings.policy)}
     if settings.runs:
         document["runs"] = {run: _plain(policy) for run, policy in sorted(settings.runs.items())}
+    staging = {key: value for key, value in asdict(settings.budget).items() if value is not None}
+    if staging:
+        document["staging"] = staging
     return tomli_w.dumps(document).encode("utf-8")
 
 
@@ -125,10 +136,22 @@ def _policy(table: dict[str, Any], base: dict[str, Any], where: str, name: str) 
     try:
         return RetentionPolicy(**values)
     except InvalidArgument as error:
-        where = f"{where}: [{name}] {error.where}"
-        raise InvalidArgument(
-            error.what, where=where, seen=error.seen, wanted=error.wanted, todo="mend the file"
-        ) from error
+        raise _in_file(error, where, name) from error
+
+
+def _budget(table: dict[str, Any], where: str) -> Budget:
+    _refuse_unknown(table, _BUDGET_KEYS, where, "staging.")
+    try:
+        return Budget(**table)
+    except InvalidArgument as error:
+        raise _in_file(error, where, "staging") from error
+
+
+def _in_file(error: InvalidArgument, where: str, name: str) -> InvalidArgument:
+    where = f"{where}: [{name}] {error.where}"
+    return InvalidArgument(
+        error.what, where=where, seen=error.seen, wanted=error.wanted, todo="mend the file"
+    )
 
 
 def _table(parent: Mapping[str, Any], key: str, where: str, prefix: str) -> dict[str, Any]:
