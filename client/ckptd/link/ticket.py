@@ -12,15 +12,25 @@ __all__ = ["WAIT_TIMEOUT_S", "Ticket", "TicketState"]
 WAIT_TIMEOUT_S: Final = 300.0  #: default bound of Ticket.wait() and Client.wait()
 
 TicketState = Literal[
-    "staged", "writing", "unknown", "failed", "superseded", "skipped", "committed", "verified", "corrupt"
+    "copying",
+    "staged",
+    "writing",
+    "unknown",
+    "failed",
+    "superseded",
+    "skipped",
+    "committed",
+    "verified",
+    "corrupt",
 ]
 
 #: A state is left only for one of a higher rank: a late or repeated notice takes nothing back, "unknown" and
 #: "failed" may still turn out to be committed, and nothing is committed by a guess.
 _RANK: Final[dict[str, int]] = {
-    "staged": 0, "writing": 1, "unknown": 2, "skipped": 3, "superseded": 3, "failed": 3,
+    "copying": -1, "staged": 0, "writing": 1, "unknown": 2, "skipped": 3, "superseded": 3, "failed": 3,
     "committed": 4, "verified": 5, "corrupt": 6,
 }  # fmt: skip
+_WAS_STAGED: Final = ("writing", "unknown", "committed", "verified", "corrupt")
 
 
 class TicketSource(Protocol):
@@ -47,12 +57,12 @@ class Ticket:
         error: Why it failed; None while it hasn't.
     """
 
-    def __init__(self, snapshot: int, step: int, source: TicketSource) -> None:
+    def __init__(self, snapshot: int, step: int, source: TicketSource, state: TicketState = "staged") -> None:
         self.snapshot, self.step = snapshot, step
         self.sequence: int | None = None
         self.path: Path | None = None
         self.error: CkptdError | None = None
-        self._state: TicketState = "staged"
+        self._state = state
         self._source = source
 
     def __repr__(self) -> str:
@@ -62,9 +72,9 @@ class Ticket:
     def state(self) -> TicketState:
         """The newest state known, after taking in what the daemon has sent meanwhile.
 
-        staged (in a slot), writing, committed (durable on disk), verified (re-read, every hash equal);
-        corrupt, failed; superseded (it gave its slot up for a newer one); skipped (never taken: no slot came
-        free in time); unknown (it may be on disk or not).
+        copying (only with overlap=True: it dies with this process), staged (in a slot), writing, committed
+        (durable on disk), verified (re-read, every hash equal); corrupt, failed; superseded (it gave its slot up
+        for a newer one); skipped (never taken: no slot came free in time); unknown (it may be on disk or not).
         """
         self._source.look()
         return self._state
@@ -80,12 +90,16 @@ class Ticket:
         return _RANK[self._state] >= _RANK["committed"]
 
     def wait(
-        self, state: Literal["committed", "verified"] = "committed", *, timeout_s: float = WAIT_TIMEOUT_S
+        self,
+        state: Literal["staged", "committed", "verified"] = "committed",
+        *,
+        timeout_s: float = WAIT_TIMEOUT_S,
     ) -> Ticket:
         """Wait until the snapshot is durable, or also verified; returns the ticket itself.
 
         Args:
-            state: What to wait for.
+            state: What to wait for. "staged" is of use with overlap=True: then it is copied, and parameters may be
+                changed outside of an optimizer's step.
             timeout_s: Bound in seconds (default 300).
 
         Raises:
@@ -94,9 +108,9 @@ class Ticket:
             NoSpace, SaveFailed: It was not saved.
             CorruptCheckpoint: It was committed, and its bytes on disk are wrong.
         """
-        if state not in ("committed", "verified"):
+        if state not in ("staged", "committed", "verified"):
             raise InvalidArgument(
-                "can't wait for this", where="state", seen=repr(state), wanted="committed or verified"
+                "can't wait for this", where="state", seen=repr(state), wanted="staged, committed or verified"
             )
         self._source.wait_for(self, state, timeout_s)
         if not self.has_reached(state):
@@ -111,6 +125,7 @@ class Ticket:
             self._state == state
             or (self._state == "verified" and state == "committed")
             or (self._state == "corrupt" and state == "committed")
+            or (state == "staged" and self._state in _WAS_STAGED)
         )
 
     @property

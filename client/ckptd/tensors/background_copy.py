@@ -1,0 +1,173 @@
+# ruff: noqa: TID253
+"""A copy that runs beside the training: a thread of its own, batch by batch, until a step needs the tensors.
+
+Whoever has to wait takes over what is left, with all the threads there are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+import torch
+
+from ckptd.disk.priority import lower_this_thread
+from ckptd.snapshot.descriptor import TensorSpec
+from ckptd.tensors.copy_threads import CopyThreads
+from ckptd.tensors.copying import copy_tensors
+from ckptd.tensors.device_copy import DeviceCopy
+
+__all__ = ["BackgroundCopy", "Batch", "batches"]
+
+#: What the thread copies at a time: a step waits for one batch at most before it takes over.
+BATCH_BYTES: Final = 8 * 1024 * 1024
+
+Batch: TypeAlias = list[tuple[TensorSpec, torch.Tensor]]
+
+
+class BackgroundCopy:
+    """The copy of some tensors into one slot.
+
+    Args:
+        given: What to copy from the host's memory.
+        devices: What is under way from devices already.
+        memory: Where to.
+        threads: Who helps whoever waits.
+        ended: Called once, in the thread, when every byte has arrived or one can't: `error` says which.
+
+    Attributes:
+        error: Why it failed; None while it hasn't.
+    """
+
+    def __init__(
+        self, given: Batch, devices: Sequence[DeviceCopy], memory: memoryview, *,
+        threads: CopyThreads | None, ended: Callable[[BackgroundCopy], None],
+    ) -> None:  # fmt: skip
+        self.error: BaseException | None = None
+        self._left: deque[Batch] = deque(batches(given))
+        self._devices, self._memory = devices, memory
+        self._threads, self._tell = threads, ended
+        self._changed = threading.Condition()
+        self._copying = 0  # threads in the middle of a batch
+        self._arrived = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"<BackgroundCopy {len(self._left)} batches left, {'ended' if self._arrived.is_set() else 'under way'}>"
+
+    def start(self) -> None:
+        """Begin, in a thread of its own; where the system gives none, all is copied here."""
+        try:
+            threading.Thread(target=self._run_low, name="ckptd-overlap", daemon=True).start()
+        except RuntimeError:
+            self._run()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every byte has arrived, or one can't."""
+        return self._arrived.is_set()
+
+    def let_go(self) -> None:
+        """Return when nothing on the host reads the tensors any more, and what this thread's streams do next to them
+        comes after what reads them on devices."""
+        self._free(None)
+        for device in self._devices:
+            device.order()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return when every byte has arrived, or one can't; False when that took longer (None: no bound)."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        if not self._free(timeout_s):
+            return False
+        return self._arrived.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _free(self, timeout_s: float | None) -> bool:
+        """Copy what is left and wait for who copies the rest."""
+        with self._changed:
+            rest = [pair for batch in self._left for pair in batch]
+            self._left.clear()
+            self._copying += bool(rest)
+        if rest:
+            self._copy(rest, self._threads)
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._copying, timeout_s)
+
+    def _run_low(self) -> None:
+        lower_this_thread()
+        self._run()
+
+    def _run(self) -> None:
+        try:
+            while (batch := self._take()) is not None:
+                self._copy(batch, None)
+            self._free(None)
+            for (
+                device
+            ) in self._devices:  # also after an error: what they read must stay until they are through
+                device.wait()
+        except BaseException as error:  # noqa: BLE001 - there is no caller here; whoever waits is told
+            self.error = error
+        finally:
+            self._left.clear()
+            if self.error is not None:
+                self.error = self.error.with_traceback(None)  # its frames hold tensors and memory
+            self._devices, self._memory, self._threads = (), memoryview(b""), None
+            self._arrived.set()
+            tell, self._tell = self._tell, _nobody
+            tell(self)
+
+    def _take(self) -> Batch | None:
+        with self._changed:
+            if not self._left:
+                return None
+            self._copying += 1
+            return self._left.popleft()
+
+    def _copy(self, batch: Batch, threads: CopyThreads | None) -> None:
+        try:
+            rows, sources = [row for row, _ in batch], [source for _, source in batch]
+            copy_tensors(rows, sources, self._memory, threads)
+        except BaseException as error:
+            self.error = error
+            self._left.clear()
+            if not isinstance(error, Exception):  # a Ctrl-C of whoever waits is theirs too
+                raise
+        finally:
+            with self._changed:
+                self._copying -= 1
+                self._changed.notify_all()
+
+
+def batches(given: Iterable[tuple[TensorSpec, torch.Tensor]]) -> Iterator[Batch]:
+    """The pairs in batches of BATCH_BYTES; a larger tensor that is dense in memory is cut."""
+    batch: Batch = []
+    size = 0
+    for row, source in given:
+        for part in _parts(row, source):
+            if batch and size + part[0].nbytes > BATCH_BYTES:
+                yield batch
+                batch, size = [], 0
+            batch.append(part)
+            size += part[0].nbytes
+    if batch:
+        yield batch
+
+
+def _parts(row: TensorSpec, source: torch.Tensor) -> Iterator[tuple[TensorSpec, torch.Tensor]]:
+    if row.nbytes <= BATCH_BYTES or not (row.stride is not None or source.is_contiguous()):
+        yield row, source
+        return
+    flat, step = source.as_strided((source.numel(),), (1,)), BATCH_BYTES // row.itemsize
+    for start in range(0, len(flat), step):
+        piece = flat[start : start + step]
+        count, offset = len(piece), row.offset + start * row.itemsize
+        yield replace(row, shape=(count,), stride=None, offset=offset, nbytes=count * row.itemsize), piece
+
+
+def _nobody(copy: BackgroundCopy) -> None:
+    """It was told."""
