@@ -9,7 +9,6 @@ with ckptd.Client(root="checkpoints") as client:
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import uuid
@@ -19,19 +18,19 @@ from typing import Any, Literal
 
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series import Checkpoint, best, checkpoints, latest_valid
-from ckptd.errors import ClientClosed, NoDaemon, TimedOut
+from ckptd.errors import ClientClosed
 from ckptd.link.client_options import ClientOptions, DaemonChoice, OnBusy, OnError, check_bound
 from ckptd.link.failures import Failures
 from ckptd.link.leaving import leave_at_end
 from ckptd.link.metrics import plain_metrics
 from ckptd.link.recorder import Recorder
-from ckptd.link.resume import Resumed, restore
+from ckptd.link.restoration import Restoration
+from ckptd.link.resume import Resumed
 from ckptd.link.ticket import WAIT_TIMEOUT_S, Ticket
 from ckptd.link.writers import make_writer
 from ckptd.loop.cadence import Cadence
 from ckptd.names import DEFAULT_RUN, check_run_name, check_step
 from ckptd.snapshot.descriptor import Sharding
-from ckptd.warning import HeldBack, warn
 
 __all__ = ["Client", "Resumed"]
 
@@ -101,6 +100,9 @@ class Client:
         self._recorder = Recorder(*who, options=options, writer=self._writer, failures=self._failures)
         self._writer.open()
         self._closed = False
+        self._restoration = Restoration(
+            *who, writer=self._writer, recorder=self._recorder, timeout_s=options.busy_timeout_s
+        )
         self._ending = leave_at_end(self, self._writer, self._failures, options.close_timeout_s)
 
     def __repr__(self) -> str:
@@ -195,9 +197,10 @@ class Client:
     ) -> Resumed | None:
         """Bring `state` to the newest whole checkpoint of the line, every byte checked while it is read.
 
-        One that fails its checks is passed over, with a warning, for the one before it. Snapshots that an
-        earlier client left in shared memory are waited for first (at most busy_timeout_s). Later snapshots go
-        on from the checkpoint that was restored. The memory for them is reserved here.
+        One that fails its checks is passed over, with a warning, for the one before it. When an earlier client left
+        a newer snapshot in shared memory that isn't written yet, that one is restored, from there (`Resumed.staged`);
+        where that can't be, it is waited for (at most busy_timeout_s). Later snapshots go on from what was restored.
+        The memory for them is reserved here.
 
         Everything is checked before anything is written. Live objects stay the objects they are, on their own
         devices, with their own `requires_grad`; whether a module is compiled or wrapped in DDP makes no
@@ -239,17 +242,7 @@ class Client:
         """
         self._check_open()
         with self._writer.lock:
-            self._await_earlier()
-            with HeldBack():
-                resumed = restore(
-                    self._root, self._run, state, run_id=self._writer.run_id,
-                    step=step, source=source, only=only, strict=strict, knows=self._recorder.knows,
-                )  # fmt: skip
-                self._recorder.go_on_from(resumed, fits=strict and only is None)
-            # Without a daemon now the state is restored all the same; saving will look for one again.
-            with contextlib.suppress(NoDaemon, TimedOut):
-                self._recorder.reserve(state)
-            return resumed
+            return self._restoration.run(state, step=step, source=source, only=only, strict=strict)
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -316,14 +309,6 @@ class Client:
         self._close(may_raise=True)
 
     # --- inside ----------------------------------------------------------------------------------
-
-    def _await_earlier(self) -> None:
-        failed = self._writer.await_earlier(self._options.busy_timeout_s)
-        if failed:
-            warn(
-                f"run {self._run}: {failed} snapshot(s) of an earlier client could not be written and may be "
-                "newer than what is restored now; look with: ckptd status"
-            )
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

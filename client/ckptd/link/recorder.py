@@ -20,7 +20,7 @@ from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import encode
 from ckptd.snapshot.slots import needed_bytes
 from ckptd.tensors.accumulation import accumulated_in, left_out
-from ckptd.tensors.capture import Captured, capture, copy_into, foresee
+from ckptd.tensors.capture import Captured, capture, foresee
 from ckptd.tensors.copy_threads import CopyThreads
 from ckptd.versions import versions
 from ckptd.warning import warn
@@ -55,6 +55,7 @@ class Recorder:
         self._earlier_seconds: float | None = None  # None: not looked up yet, see _seconds_before
         self._began = self._last_at = time.monotonic()
         self._last_step: int | None = None
+        self._base_before: tuple[int, ...] = ()
         self._knows_last = self._said_gradients = False
         self._fitted: set[int] = set()  # sequences of checkpoints that were restored here and fitted whole
 
@@ -107,7 +108,7 @@ class Recorder:
         """
         return index.client_id == self._client_id or index.sequence in self._fitted
 
-    def go_on_from(self, resumed: Resumed | None, *, fits: bool) -> None:
+    def go_on_from(self, resumed: Resumed | None, *, fits: bool, before: tuple[int, ...] = ()) -> None:
         """Later snapshots follow the checkpoint that was restored (None: the run's head).
 
         One that isn't of this run (it has no sequence) began elsewhere: the line and the run's seconds begin here,
@@ -116,13 +117,14 @@ class Recorder:
         if resumed is not None and resumed.sequence is not None and fits:
             self._fitted.add(resumed.sequence)
         self._base_sequence = resumed.sequence if resumed is not None else None
-        self._base_snapshot = self._count
+        self._base_snapshot, self._base_before = self._count, before
         self._begins_line = resumed is not None and resumed.sequence is None
         self._earlier_seconds = None if resumed is None else 0.0 if self._begins_line else resumed.run_seconds
         self._began = self._last_at = time.monotonic()
         if resumed is not None:
             self._last_step, self._knows_last = (None if self._begins_line else resumed.step), True
 
+        before: What it went on from itself, when it is no checkpoint yet.
     def _skip(self, ticket: Ticket, error: CkptdError) -> None:
         ticket.become("skipped", error=error)
         chosen = self._options.on_busy == "skip" and isinstance(error, TimedOut)
@@ -143,7 +145,7 @@ class Recorder:
             run=self._run, client_id=self._client_id, snapshot=ticket.snapshot, step=ticket.step,
             saved_at=time.time(), run_seconds=self._seconds_before() + time.monotonic() - self._began,
             base_sequence=self._base_sequence, base_snapshot=self._base_snapshot,
-            begins_line=self._begins_line,
+            base_before=self._base_before, begins_line=self._begins_line,
             metrics=metrics, versions=versions(), state=captured.state, tensors=captured.tensors,
             data_bytes=captured.data_bytes, sharding=self._options.sharding,
         )  # fmt: skip

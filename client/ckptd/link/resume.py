@@ -56,6 +56,8 @@ class Resumed:
         run_seconds: Training seconds of the run up to it; 0.0 when it isn't one of this run (a warm start), whose
             seconds begin anew.
         in_part: `only` left out something of the live state.
+        staged: It was restored from the slot in which an earlier client left it: `path` is the folder that a daemon
+            makes of it, and may not be there yet.
     """
 
     step: int
@@ -70,6 +72,7 @@ class Resumed:
     run_seconds: float = 0.0
     dropped: tuple[str, ...] = ()
     in_part: bool = False
+    staged: bool = False
 
     @property
     def next_step(self) -> int:
@@ -125,7 +128,7 @@ def _restore_run(
             if found is not None:
                 entry, loaded = found
                 passed = tuple(search.passed.values())
-                return _apply(state, loaded, entry.path, run_id, only, strict, knows, passed)
+                return apply(state, loaded, entry.path, run_id, only, strict, knows, passed)
             if step is None and not search.passed:
                 return None
             raise search.failure(run_dir)
@@ -195,7 +198,7 @@ def _restore_from(
     index = loaded.index
     if index is not None and index.run_id == run_id and _went_another_way(root, run, index):
         run_id = ""
-    return _apply(state, loaded, path, run_id, only, strict, knows, ())
+    return apply(state, loaded, path, run_id, only, strict, knows, ())
 
 
 def _went_another_way(root: Root, run: str, index: CheckpointIndex) -> bool:
@@ -213,11 +216,12 @@ def _load(entry: Entry, only: Collection[str] | None) -> Loaded:
     return load_with_index(entry.path, only=only, absent_ok=True)
 
 
-def _apply(
+def apply(
     state: MutableMapping[Any, Any], loaded: Loaded, path: Path, run_id: str,
     only: Collection[str] | None, strict: bool, knows: Callable[[CheckpointIndex], bool],
     passed: tuple[PassedOver, ...],
 ) -> Resumed:  # fmt: skip
+    """Bring the state to what was loaded; what was done."""
     index = loaded.index
     own = index is not None and index.run_id == run_id
     rollback = index is not None and own and knows(index)

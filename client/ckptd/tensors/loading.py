@@ -12,6 +12,7 @@ import torch
 
 from ckptd.disk.checkpoint_reader import CheckpointReader
 from ckptd.disk.folder_files import open_folder, read_small_file
+from ckptd.disk.reader import Reader
 from ckptd.disk.wrong_path import refuse_wrong_path
 from ckptd.errors import CorruptCheckpoint, InvalidArgument
 from ckptd.format.records import SCHEMA_V1
@@ -73,6 +74,11 @@ def load_with_index(
         return _load_v1(path, device, only, absent_ok)
     with CheckpointReader(os.fspath(path), only=only) as reader:
         return load_from(reader, device, only, absent_ok=absent_ok)
+
+
+def load_reader(reader: Reader, only: Collection[str] | None = None) -> Loaded:
+    """The components of a checkpoint of format v2 whose bytes somebody else has, in the CPU's memory; see `load_from`."""
+    return load_from(reader, torch.device("cpu"), only, absent_ok=True)
 
 
 def _device(map_location: str | torch.device) -> torch.device:
