@@ -20,7 +20,7 @@ from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import encode
 from ckptd.snapshot.slots import needed_bytes
 from ckptd.tensors.accumulation import accumulated_in, left_out
-from ckptd.tensors.capture import Captured, capture, foresee
+from ckptd.tensors.capture import Captured, capture, copy_into, foresee
 from ckptd.tensors.copy_threads import CopyThreads
 from ckptd.versions import versions
 from ckptd.warning import warn
