@@ -52,6 +52,7 @@ class Client:
         slots: Snapshots under way at once, 1 or 2 (default); each takes the state's size in /dev/shm.
         on_busy: Without a free slot "wait" (default); "supersede": the oldest snapshot that isn't being written yet
             gives way, else wait; "skip": the same, else skip this one. Each that is left out is reported.
+        overlap: True returns from snapshot() before parameters and optimizer state are copied; see snapshot().
         on_error: "warn" (default) says a failed snapshot as a CheckpointWarning at the next call; "raise" raises.
         sharding: How the tensors are divided into files; None (default) for Sharding().
         busy_timeout_s: Bound of the wait for a slot, and for an earlier client's snapshots (300).
@@ -79,6 +80,7 @@ class Client:
         cadence: Cadence | None = None,
         slots: int = 2,
         on_busy: OnBusy = "wait",
+        overlap: bool = False,
         on_error: OnError = "warn",
         sharding: Sharding | None = None,
         busy_timeout_s: float = 300.0,
@@ -88,7 +90,7 @@ class Client:
     ) -> None:
         self._closed, self._pid = True, os.getpid()
         self._options = options = ClientOptions(
-            daemon=daemon, cadence=cadence, slots=slots, on_busy=on_busy, on_error=on_error,
+            daemon=daemon, cadence=cadence, slots=slots, on_busy=on_busy, overlap=overlap, on_error=on_error,
             sharding=sharding or Sharding(), busy_timeout_s=busy_timeout_s, start_timeout_s=start_timeout_s,
             close_timeout_s=close_timeout_s, max_unsaved_s=max_unsaved_s,
         )  # fmt: skip
@@ -98,11 +100,11 @@ class Client:
         who = (self._root, self._run, self._client_id)
         self._writer = make_writer(*who, options, self._failures)
         self._recorder = Recorder(*who, options=options, writer=self._writer, failures=self._failures)
-        self._writer.open()
-        self._closed = False
         self._restoration = Restoration(
             *who, writer=self._writer, recorder=self._recorder, timeout_s=options.busy_timeout_s
         )
+        self._writer.open()
+        self._closed = False
         self._ending = leave_at_end(self, self._writer, self._failures, options.close_timeout_s)
 
     def __repr__(self) -> str:
@@ -242,6 +244,7 @@ class Client:
         """
         self._check_open()
         with self._writer.lock:
+            self._writer.finish_copy()
             return self._restoration.run(state, step=step, source=source, only=only, strict=strict)
 
     # --- asking ----------------------------------------------------------------------------------
@@ -324,6 +327,6 @@ class Client:
             return
         self._closed = True
         self._ending.detach()
-        self._recorder.close()
         self._writer.close(self._options.close_timeout_s)
+        self._recorder.close()
         self._failures.surface(time.monotonic(), may_raise=may_raise)

@@ -45,6 +45,9 @@ class ClientOptions:
             So with two slots the newest state is always the one that is kept, the last before close() too. With
             slots=1 and "skip" it needs a client.wait() before it. What is skipped or superseded is reported: by
             ticket, a CheckpointWarning, `ckptd status` and the daemon's log.
+        overlap: Whether snapshot() returns before the parameters and the optimizers' state are copied: that is done
+            beside the next forward and backward pass, and the next step of any optimizer waits for it. Not with
+            daemon="off", which writes before snapshot() returns. See Client.snapshot for what it asks of the loop.
         on_error: "warn" reports a failed snapshot as a CheckpointWarning at the next call, and raises only
             once nothing was committed for max_unsaved_s; "raise" raises it at the next call.
         sharding: How the tensors are divided into files.
@@ -62,6 +65,7 @@ class ClientOptions:
     cadence: Cadence | None = None
     slots: int = 2
     on_busy: OnBusy = "wait"
+    overlap: bool = False
     on_error: OnError = "warn"
     sharding: Sharding = field(default_factory=Sharding)
     busy_timeout_s: float = 300.0
@@ -75,6 +79,12 @@ class ClientOptions:
                 raise _wrong(name, getattr(self, name), " or ".join(map(repr, choices)))
         if isinstance(self.slots, bool) or self.slots not in range(1, MAX_SLOTS_PER_CLIENT + 1):
             raise _wrong("slots", self.slots, f"1 to {MAX_SLOTS_PER_CLIENT}")
+        if not isinstance(self.overlap, bool):
+            raise _wrong("overlap", self.overlap, "True or False")
+        if self.overlap and self.daemon == "off":
+            raise _wrong(
+                "overlap", True, 'a daemon: with daemon="off" each snapshot is written before it returns'
+            )
         if not isinstance(self.sharding, Sharding):
             raise _wrong("sharding", self.sharding, "a ckptd.Sharding")
         if self.cadence is not None and not isinstance(self.cadence, Cadence):

@@ -43,6 +43,7 @@ class DaemonLink:
         self._root = root
         self.session = Session(root, run, client_id, mode)
         self.outbox = Outbox(client_id, root.run_dir(run), failures)
+        self.filling: Slot | None = None  #: the slot that is filled beside the training
         self._slots, self._wanted, self._slot_bytes = SlotSet(client_id, run), slots, 0
         self._epoch, self._checked_at, self.asked_at = 0, 0.0, 0.0
         self._pushes: dict[int, int] = {}  # message → snapshot, until it is answered
@@ -77,8 +78,7 @@ class DaemonLink:
         self._drained.clear()
         self._questions.clear()
         self._skipped.forgotten()
-        held = [staged.slot for staged in self.outbox.staged]
-        self._slots.update(attached.slot_dir, attached.slots, keep=held)
+        self._slots.update(attached.slot_dir, attached.slots, keep=self._held())
         self.ask_again()
 
     def ask_again(self) -> None:
@@ -133,7 +133,7 @@ class DaemonLink:
             self._slot_bytes = 0
             raise
         slot_dir = self.session.attached.slot_dir if self.session.attached is not None else ""
-        self._slots.update(slot_dir, infos, keep=[staged.slot for staged in self.outbox.staged])
+        self._slots.update(slot_dir, infos, keep=self._held())
 
     def find_free(self, size: int) -> Slot | None:
         return self._slots.find_free(size)
@@ -142,7 +142,18 @@ class DaemonLink:
         """Whether the daemon has a slot to make before one of `size` bytes can come free."""
         return self._slots.must_grow(size, self._wanted)
 
+    def _held(self) -> list[Slot]:
+        """Slots with snapshots that aren't saved yet."""
+        filling = [] if self.filling is None else [self.filling]
+        return [*(staged.slot for staged in self.outbox.staged), *filling]
+
     # --- pushing ---------------------------------------------------------------------------------
+
+    def stage(self, staged: Staged) -> None:
+        """A slot was sealed: tell the daemon, in another slot when it has this one no more."""
+        staged.ticket.become("staged")
+        self.outbox.add(staged)
+        self._push_again(staged)
 
     def push(self, staged: Staged) -> None:
         """Tell the daemon of a sealed slot. When that fails, the next attachment asks and pushes again."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from ckptd.disk.rootdir import Root
 from ckptd.errors import CkptdError, ClientClosed, RunTaken, TimedOut
+from ckptd.link.beside import BesideTraining
 from ckptd.link.daemon_link import ANSWER_S, DaemonLink
 from ckptd.link.earlier import EarlierSlots
 from ckptd.link.failures import Failures
@@ -56,6 +57,7 @@ class DaemonWriter:
         self.lock = threading.RLock()
         self._failures, self._start_timeout_s, self._gives_way = failures, start_timeout_s, gives_way
         self._link = DaemonLink(root, run, client_id, mode=mode, slots=slots, failures=failures)
+        self._beside = BesideTraining(self.lock, self._link, failures)
         self._silent_at: float | None = None
         self._disk_at = 0.0
         self._abandoned = False
@@ -91,16 +93,24 @@ class DaemonWriter:
     def submit(self, ticket: Ticket, payload: Payload, *, busy_timeout_s: float) -> None:
         """Copy a snapshot into a slot, seal it, tell the daemon. From here on it survives this process.
 
+        One with a `beside` is sealed later, once all of it is copied; the next submit() waits for that.
+
         Raises:
             TimedOut, NoDaemon: No slot came free within the bound. Nothing was taken.
             SharedMemoryTooSmall: No slot can be large enough. Nothing was taken.
         """
         with self.lock:
+            self.finish_copy()
             slot = self._obtain(payload.size, busy_timeout_s)
-            generation = fill(slot, self._link.owner, ticket.snapshot, payload)
-            staged = Staged(ticket, slot, generation)
-            self._link.outbox.add(staged)
-            self._link.push(staged)
+            if payload.beside is not None:
+                self._beside.begin(slot, ticket, payload)
+            else:
+                generation = fill(slot, self._link.owner, ticket.snapshot, payload)
+                self._link.stage(Staged(ticket, slot, generation))
+
+    def finish_copy(self) -> None:
+        """Return when nothing is copied beside the training any more: the state may be changed."""
+        self._beside.finish()
 
     def skipped(self, ticket: Ticket) -> None:
         """Nothing was taken for this ticket: tell the daemon, which can't know."""
@@ -174,7 +184,7 @@ class DaemonWriter:
             NoDaemon: With no_daemon_s: no daemon was there for so long.
             RunTaken: Another client has the run now.
         """
-        self._wait(lambda: not self._link.outbox, timeout_s, "the snapshots to be committed", no_daemon_s)
+        self._wait(self._nothing_left, timeout_s, "the snapshots to be committed", no_daemon_s)
 
     def drain(self, timeout_s: float, *, verified: bool = False) -> int:
         """Wait for everything of this run, earlier clients' snapshots too; returns how many failed."""
@@ -187,6 +197,7 @@ class DaemonWriter:
             timeout_s: Bound in seconds.
             slots: Once the newest is found in an earlier client's slot, nothing more is waited for.
         """
+        self.finish_copy()
         with self.lock:
             self._link.look(0.0)
             attached = self._link.session.attached
@@ -240,6 +251,7 @@ class DaemonWriter:
             try:
                 self.wait_all(timeout_s, no_daemon_s=min(timeout_s, self._start_timeout_s))
             except CkptdError as error:
+                self._beside.give_up(error)
                 self._link.look_on_disk()
                 self._link.outbox.give_up(error)
             self._link.detach(min(ANSWER_S, max(0.5, deadline - time.monotonic())))
@@ -248,6 +260,7 @@ class DaemonWriter:
     def abandon(self) -> None:
         """In a forked child all of this is the parent's; a lock held at the fork would be held for ever."""
         self.lock, self._abandoned = threading.RLock(), True
+        self._beside.forget()
 
     def _wait(
         self, done: Callable[[], bool], timeout_s: float, what: str, no_daemon_s: float | None = None
@@ -257,11 +270,15 @@ class DaemonWriter:
         started = time.monotonic()
         # The lock is free between two looks: another thread's call waits for one slice at most.
         while True:
+            self._beside.finish(max(0.0, started + timeout_s - time.monotonic()))
             with self.lock:
                 self._link.look(max(0.0, min(_SLICE_S, started + timeout_s - time.monotonic())))
                 if done():
                     return
                 self._check_wait(started, timeout_s, what, no_daemon_s)
+
+    def _nothing_left(self) -> bool:
+        return not self._link.outbox and not self._beside
 
     def _check_wait(self, started: float, timeout_s: float, what: str, no_daemon_s: float | None) -> None:
         link, now = self._link, time.monotonic()

@@ -143,6 +143,9 @@ class InlineWriter:
         sequence = max(series.next_sequence, self._next_sequence)
         return position_after(series, descriptor, sequence, run_id=self.run_id)
 
+    def finish_copy(self) -> None:
+        """Nothing is copied beside the training."""
+
     def skipped(self, ticket: Ticket) -> None:
         """Nobody to tell."""
 

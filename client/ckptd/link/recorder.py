@@ -20,8 +20,10 @@ from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import encode
 from ckptd.snapshot.slots import needed_bytes
 from ckptd.tensors.accumulation import accumulated_in, left_out
-from ckptd.tensors.capture import Captured, capture, copy_into, foresee
+from ckptd.tensors.capture import Captured, capture, foresee
 from ckptd.tensors.copy_threads import CopyThreads
+from ckptd.tensors.overlap import Overlap
+from ckptd.tensors.state_copy import copy_at_once
 from ckptd.versions import versions
 from ckptd.warning import warn
 
@@ -50,12 +52,13 @@ class Recorder:
         self._options, self._writer, self._failures = options, writer, failures
         self._count, self._reserved = 0, False
         self._threads = CopyThreads()
+        self._overlap = Overlap() if options.overlap else None
         self._base_sequence: int | None = None
         self._base_snapshot, self._begins_line = 0, False
+        self._base_before: tuple[int, ...] = ()
         self._earlier_seconds: float | None = None  # None: not looked up yet, see _seconds_before
         self._began = self._last_at = time.monotonic()
         self._last_step: int | None = None
-        self._base_before: tuple[int, ...] = ()
         self._knows_last = self._said_gradients = False
         self._fitted: set[int] = set()  # sequences of checkpoints that were restored here and fitted whole
 
@@ -75,10 +78,14 @@ class Recorder:
         # ever.
         self._count += 1
         self._last_step, self._last_at, self._knows_last = step, time.monotonic(), True
-        ticket = Ticket(self._count, step, self._writer)
+        ticket = Ticket(self._count, step, self._writer, "staged" if self._overlap is None else "copying")
         descriptor = encode(self._descriptor(ticket, captured, metrics))
+        beside = None if self._overlap is None else self._overlap.beside(state, captured, self._threads)
         payload = Payload(
-            lambda memory: copy_into(captured, memory, self._threads), captured.data_bytes, descriptor
+            lambda memory: copy_at_once(captured, memory, self._threads),
+            captured.data_bytes,
+            descriptor,
+            beside,
         )
         self._failures.attempted(time.monotonic())
         try:
@@ -86,11 +93,15 @@ class Recorder:
         except (TimedOut, NoDaemon) as error:
             self._skip(ticket, error)
         self._say_if_gradients_are_left_out(step, state)
+        for note in () if self._overlap is None else self._overlap.take_notes():
+            warn(note)
         return ticket
 
     def close(self) -> None:
-        """End the threads that copy."""
+        """End the threads that copy. Of the writer nothing is copied any more."""
         self._threads.close()
+        if self._overlap is not None:
+            self._overlap.close()
 
     def is_due(self, step: int) -> bool:
         """Whether the cadence wants a snapshot after `step`."""
@@ -113,6 +124,7 @@ class Recorder:
 
         One that isn't of this run (it has no sequence) began elsewhere: the line and the run's seconds begin here,
         and for the cadence nothing of the run is saved yet. fits: it was compared whole with the state.
+        before: What it went on from itself, when it is no checkpoint yet.
         """
         if resumed is not None and resumed.sequence is not None and fits:
             self._fitted.add(resumed.sequence)
@@ -124,7 +136,6 @@ class Recorder:
         if resumed is not None:
             self._last_step, self._knows_last = (None if self._begins_line else resumed.step), True
 
-        before: What it went on from itself, when it is no checkpoint yet.
     def _skip(self, ticket: Ticket, error: CkptdError) -> None:
         ticket.become("skipped", error=error)
         chosen = self._options.on_busy == "skip" and isinstance(error, TimedOut)
