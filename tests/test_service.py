@@ -27,6 +27,7 @@ from ckptd_daemon.core.service import Service
 from ckptd_daemon.core.sessions import Process, Session
 from ckptd_daemon.core.slotpool import SlotPool
 from ckptd_daemon.core.worker import Worker
+from ckptd_daemon.series.budget import Budget
 from ckptd_daemon.series.settings_file import Settings
 from daemon_parts import Places, descriptor_of, fill_slot, new_client_id, places_in, slot_size
 from fake_catalogue import FakeCatalogue, FakeCommit
@@ -52,7 +53,7 @@ class Desk:
         self.said: list[str] = []
         self.clients = Clients(
             daemon_id="d", disk=self.disk, pool=self.pool, maker=self.maker, send=self.send,
-            say=self.said.append, verify=lambda run, name: None,
+            say=self.said.append, verify=lambda run, name: None, budget=Budget(),
         )  # fmt: skip
         self.clients.pipeline = Pipeline(self.disk, self.pool, self.clients, lambda: 0.0)
         lookup = Lookup(self.disk, self.clients.pipeline)

@@ -17,7 +17,9 @@ from ckptd_daemon.core.reservations import Reservations
 from ckptd_daemon.core.sessions import Process, Session, Sessions, may_take_over, refusal
 from ckptd_daemon.core.slotpool import SlotPool, adoption_order, header_of, holds_snapshot
 from ckptd_daemon.core.snapshots import Snapshot
+from ckptd_daemon.core.staged_bytes import StagedBytes
 from ckptd_daemon.core.worker import Worker
+from ckptd_daemon.series.budget import Budget
 
 log = logging.getLogger(__name__)
 
@@ -36,25 +38,28 @@ class Clients:
         send: Sends a message to a connection, without waiting; False when that is gone.
         say: Prints a line for whoever watches the daemon in the foreground.
         verify: Asks for a checkpoint to be re-read; see Verifier.verify.
+        budget: Bounds the bytes that clients may have.
 
     Attributes:
         pipeline: The snapshots; set once, right after construction.
         leaving: Why nobody new may attach; "" while anybody may.
         closed: The grace is over: nothing more is taken from anybody.
+        staged: How many bytes they have.
     """
 
     pipeline: Pipeline
 
     def __init__(
         self, *, daemon_id: str, disk: Disk, pool: SlotPool, maker: Worker, send: Send,
-        say: Callable[[str], None], verify: Callable[[str, str], None],
+        say: Callable[[str], None], verify: Callable[[str, str], None], budget: Budget,
     ) -> None:  # fmt: skip
         self.sessions = Sessions()
         self.leaving, self.closed = "", False
         self._verify = verify
         self._daemon_id, self._disk, self._pool, self._send, self._say = daemon_id, disk, pool, send, say
+        self.staged = StagedBytes(budget, pool.pieces)
         self._reservations = Reservations(
-            pool, maker, send, lambda session: self.sessions.get(session.client_id) is session
+            pool, maker, send, lambda session: self.sessions.get(session.client_id) is session, self.staged
         )
 
     # --- coming ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
@@ -58,6 +58,7 @@ class DaemonSettings:
             when autostarted, else never.
         policy: A retention policy to write into the root's settings; None (default) leaves them as they are.
         policy_run: The run the policy is for; None (default) for every run without one of its own.
+        budget: Fields of series.budget.Budget to write into the root's settings. Default: none.
         log_path: None (default) for ROOT/.ckptd/daemon.log.
     """
 
@@ -68,6 +69,7 @@ class DaemonSettings:
     idle_exit_s: float | None = None
     policy: RetentionPolicy | None = None
     policy_run: str | None = None
+    budget: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     log_path: Path | None = None
 
     def __post_init__(self) -> None:
@@ -110,11 +112,12 @@ def run_daemon(settings: DaemonSettings) -> int:
 def _policies(root: Root, settings: DaemonSettings) -> Settings:
     """The root's settings, after the flags were written to them."""
     policies = read_settings(root.path)
-    if settings.policy is None:
+    if settings.policy is None and not settings.budget:
         return policies
-    if settings.policy_run is None:
+    policies = dataclasses.replace(policies, budget=dataclasses.replace(policies.budget, **settings.budget))
+    if settings.policy is not None and settings.policy_run is None:
         policies = dataclasses.replace(policies, policy=settings.policy)
-    else:
+    elif settings.policy is not None and settings.policy_run is not None:
         policies = dataclasses.replace(policies, runs={**policies.runs, settings.policy_run: settings.policy})
     write_settings(root.path, policies)
     return policies
@@ -138,7 +141,7 @@ class Daemon:
         self._lock, self._root, self._settings, self._flush_log = lock, root, settings, flush_log
         self._verifier = Verifier(root.path)
         self._maker = Worker("ckptd-slots")
-        self._disk = Disk(root, policies)
+        self._disk, self._budget = Disk(root, policies), policies.budget
         self._pool = SlotPool(root.slot_dir())
         _record_root(self._pool.folder, root)
         pid, pid_started = own_start()
@@ -179,7 +182,7 @@ class Daemon:
     def _clients(self, endpoint: Endpoint) -> Clients:
         clients = Clients(
             daemon_id=self._record.daemon_id, disk=self._disk, pool=self._pool, maker=self._maker,
-            send=endpoint.send, say=say_log.info, verify=self._verifier.verify,
+            send=endpoint.send, say=say_log.info, verify=self._verifier.verify, budget=self._budget,
         )  # fmt: skip
         clients.pipeline = Pipeline(self._disk, self._pool, clients, time.monotonic)
         return clients

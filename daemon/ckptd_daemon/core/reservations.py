@@ -7,12 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from ckptd.errors import CkptdError, InvalidArgument, SharedMemoryTooSmall
+from ckptd.errors import CkptdError, InvalidArgument, OverBudget, SharedMemoryTooSmall
 from ckptd.limits import MAX_SLOTS_PER_CLIENT
 from ckptd.link import wire
+from ckptd.snapshot.sizes import show_slots
+from ckptd.snapshot.slot_layout import page_up
 from ckptd.snapshot.slots import Slot, SlotState
 from ckptd_daemon.core.sessions import Session
 from ckptd_daemon.core.slotpool import SlotPool, header_of, holds_snapshot
+from ckptd_daemon.core.staged_bytes import StagedBytes
 from ckptd_daemon.core.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -44,11 +47,18 @@ class Reservations:
         maker: The thread that makes them.
         send: Sends a message to a connection.
         present: Whether a session is still there.
+        staged: Counts what clients have, and what is being made for them.
     """
 
-    def __init__(self, pool: SlotPool, maker: Worker, send: Send, present: Callable[[Session], bool]) -> None:
+    def __init__(
+        self, pool: SlotPool, maker: Worker, send: Send, present: Callable[[Session], bool],
+        staged: StagedBytes,
+    ) -> None:  # fmt: skip
         self._pool, self._maker, self._send, self._present = pool, maker, send, present
+        self._staged = staged
         self._under_way: dict[str, Reservation] = {}
+        self._being_made: dict[str, int] = {}
+        staged.count_also(lambda: self._being_made.items())
 
     def ask(self, session: Session, identity: bytes, request: wire.Reserve) -> None:
         """Answer now, or once the slots are made, or once there is room for them.
@@ -75,7 +85,7 @@ class Reservations:
         if missing <= 0:
             self._finish(session, None)
         elif len(self._pool.of(session.client_id)) + missing <= MAX_SLOTS_MEANWHILE:
-            self._make(session, reservation, missing)
+            self._make_within_budget(session, reservation, missing)
         elif not self._in_flight(session):
             todo = "release the slots that are being filled"
             self._finish(session, InvalidArgument("too many slots", where=f"run {session.run}", todo=todo))
@@ -104,9 +114,23 @@ class Reservations:
         headers = [header_of(slot) for slot in self._pool.of(session.client_id)]
         return any(header is not None and holds_snapshot(header) for header in headers)
 
+    def _make_within_budget(self, session: Session, reservation: Reservation, missing: int) -> None:
+        size = page_up(reservation.slot_bytes)
+        asked = f"{show_slots(missing, size)} for run {session.run}"
+        try:
+            self._staged.check(session.client_id, asked, missing * size)
+        except OverBudget as error:
+            if not self._in_flight(session):  # else there will be room when that has left its slot
+                self._finish(session, error)
+            return
+        log.info("slots.making run=%s what=%r bytes=%d where=%s",
+                 session.run, show_slots(missing, size), missing * size, self._pool.folder)  # fmt: skip
+        self._make(session, reservation, missing)
+
     def _make(self, session: Session, reservation: Reservation, missing: int) -> None:
         reservation.making = True
         client_id, run, owner = session.client_id, session.run, session.owner
+        self._being_made[client_id] = missing * page_up(reservation.slot_bytes)
         self._maker.submit(
             lambda: self._pool.make(client_id, run, owner, missing, reservation.slot_bytes),
             lambda made: self._made(session, reservation, made),
@@ -114,6 +138,7 @@ class Reservations:
 
     def _made(self, session: Session, reservation: Reservation, made: list[Slot] | Exception) -> None:
         reservation.making = False
+        self._being_made.pop(session.client_id, None)
         if isinstance(made, Exception):
             if not self._present(session):
                 return

@@ -15,6 +15,7 @@ from typing import Final
 from ckptd.disk.slot_folder import remove_slot_folder
 from ckptd.errors import CkptdError, ProtocolError
 from ckptd.limits import PAGE_ALIGNMENT
+from ckptd.snapshot.sizes import show_slots
 from ckptd.snapshot.slots import Slot, SlotHeader, SlotState
 from ckptd_daemon.core.room import Room, check_room, rooms_for
 
@@ -87,7 +88,7 @@ class SlotPool:
             SharedMemoryTooSmall: There is no room for all of them; none is made.
             OSError: Another failure; none is left.
         """
-        check_room(count * slot_bytes, self._rooms(self.folder))
+        check_room(count * slot_bytes, self._rooms(self.folder), show_slots(count, slot_bytes))
         made: list[Slot] = []
         try:
             for number in range(count):
@@ -113,6 +114,10 @@ class SlotPool:
     def of(self, client_id: str) -> list[Slot]:
         """The slots of one client."""
         return [slot for owner, slot in self._slots.values() if owner == client_id]
+
+    def pieces(self) -> list[tuple[str, int]]:
+        """(client id, bytes) of every slot."""
+        return [(owner, slot.capacity) for owner, slot in self._slots.values()]
 
     def get(self, client_id: str, name: str) -> Slot | None:
         """That slot, if it is this client's; one that couldn't be opened before is tried again."""
