@@ -5,9 +5,9 @@ The order is that of `ckptd.disk.commit`, which gives the folder its name.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from ckptd.disk import durable
 from ckptd.disk.data_files import FileDisk, write_files
@@ -19,6 +19,9 @@ from ckptd.format.plan import CheckpointPlan, FilePlan
 from ckptd.format.records import CheckpointIndex, ShardRecord, index_from_bytes, index_to_bytes
 from ckptd.names import INDEX_FILE, META_FILE, TABLE_FILE
 from ckptd.snapshot.descriptor import Descriptor
+
+#: Raises when what was written is not what should have been.
+Check: TypeAlias = Callable[[], None]
 
 
 class Disk(FileDisk, Protocol):
@@ -32,7 +35,7 @@ class Disk(FileDisk, Protocol):
 
 def write_folder(
     temp: Path, descriptor: Descriptor, data: memoryview, position: Position, plan: CheckpointPlan, *,
-    threads: int | None, writing: Writing, disk: Disk,
+    threads: int | None, writing: Writing, disk: Disk, check: Check = lambda: None,
 ) -> CheckpointIndex:  # fmt: skip
     """Write the whole checkpoint into the new folder temp and make it durable under that name.
 
@@ -44,6 +47,7 @@ def write_folder(
     durable.crash_point("after-temp")
     written = write_files(temp, plan.files, data, disk=disk, writing=writing, threads=threads)
     (table,) = write_files(temp, [_of_table(plan)], data, disk=disk, writing=writing, threads=threads)
+    check()
     durable.crash_point("before-index")
     data_of_index, index = _readable(_index(descriptor, position, plan, written, table), temp)
     disk.write_new(temp / INDEX_FILE, [data_of_index])

@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Final
 
 from ckptd.disk import durable, own_leftovers
-from ckptd.disk.checkpoint_folder import Disk, write_folder
+from ckptd.disk.checkpoint_folder import Check, Disk, write_folder
 from ckptd.disk.decisions import write_fork
 from ckptd.disk.durable import FsyncFailed
 from ckptd.disk.lineage import Position
@@ -82,7 +82,7 @@ class Committed:
 
 def commit_snapshot(
     run_dir: Path, descriptor: Descriptor, data: memoryview, position: Position, *,
-    threads: int | None = None, writing: Writing | None = None,
+    threads: int | None = None, writing: Writing | None = None, check: Check = lambda: None,
 ) -> Committed:  # fmt: skip
     """Commit one snapshot to its run, durably. When this returns, no crash can lose it.
 
@@ -93,6 +93,8 @@ def commit_snapshot(
         position: Where in the run it goes.
         threads: Files written at once; None for what suits the CPUs this process may use.
         writing: How files are written; one for all commits to a root. None: at normal priority, as fast as it goes.
+        check: Called once all of data is written and before that counts: what it raises is raised, and nothing of the
+            snapshot is left.
 
     Raises:
         NoSpace: The disk or the quota is full. Nothing of this snapshot is on disk.
@@ -101,12 +103,15 @@ def commit_snapshot(
         UnstorableState: The descriptor holds what no file can. Nothing was written.
     """
     plan = plan_checkpoint(descriptor)
-    return commit_plan(run_dir, descriptor, data, position, plan, threads=threads, writing=writing)
+    return commit_plan(
+        run_dir, descriptor, data, position, plan, threads=threads, writing=writing, check=check
+    )
 
 
 def commit_plan(
     run_dir: Path, descriptor: Descriptor, data: memoryview, position: Position, plan: CheckpointPlan, *,
     threads: int | None = None, writing: Writing | None = None, disk: Disk = durable,
+    check: Check = lambda: None,
 ) -> Committed:  # fmt: skip
     """commit_snapshot for files already planned.
 
@@ -122,8 +127,8 @@ def commit_plan(
             write_fork(run_dir, position.sequence, position.parent, name)
     except OSError as error:
         raise _failure(error, run_dir, descriptor.step) from error
-    write = _Commit(run_dir, name, descriptor, data, position, plan, threads, writing or Writing(), disk)
-    index = write.run()
+    how = (threads, writing or Writing(), disk, check)
+    index = _Commit(run_dir, name, descriptor, data, position, plan, *how).run()
     return Committed(name, run_dir / name, index, index.total_bytes, time.monotonic() - began)
 
 
@@ -187,6 +192,7 @@ class _Commit:
     threads: int | None
     writing: Writing
     disk: Disk
+    check: Check = lambda: None
 
     def run(self) -> CheckpointIndex:
         first = self._attempt()
@@ -212,6 +218,7 @@ class _Commit:
                 threads=self.threads,
                 writing=self.writing,
                 disk=self.disk,
+                check=self.check,
             )
             self.disk.rename_new(temp, self.parent / self.name, sync=False)
         except _FAILURES as error:
