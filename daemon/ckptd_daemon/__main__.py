@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ckptd.errors import CkptdError, NoSpace
 from ckptd_daemon.core.process import DEFAULT_GRACE_S, DaemonSettings, run_daemon
+from ckptd_daemon.series.budget import BUDGET_FLAGS
 from ckptd_daemon.series.policy import RetentionPolicy, parse_monitor
 
 
@@ -38,6 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keep-last", type=int)
     parser.add_argument("--keep-best", type=int)
     parser.add_argument("--monitor")
+    for flag in BUDGET_FLAGS:
+        parser.add_argument(f"--{flag}", type=int)
     return parser
 
 
@@ -50,8 +53,15 @@ def _settings(args: argparse.Namespace) -> DaemonSettings:
         policy = RetentionPolicy(**counts, monitor=monitor, mode=mode)
     return DaemonSettings(
         root=Path(args.root), autostarted=args.autostarted, quiet=True, grace_s=args.grace_s,
-        idle_exit_s=args.idle_exit_s, policy=policy, policy_run=args.run,
+        idle_exit_s=args.idle_exit_s, policy=policy, policy_run=args.run, budget=_budget(args),
     )  # fmt: skip
+
+
+def _budget(args: argparse.Namespace) -> dict[str, int | None]:
+    """What was given of it; 0 is none."""
+    names = [flag.replace("-", "_") for flag in BUDGET_FLAGS]
+    given = {name: getattr(args, name) for name in names}
+    return {name: value or None for name, value in given.items() if value is not None}
 
 
 if __name__ == "__main__":

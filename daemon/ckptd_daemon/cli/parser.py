@@ -86,6 +86,11 @@ def _start(commands: _Commands[_Parser]) -> None:
         "--idle-exit", metavar="TIME", help="leave after so long without clients (default: stay)"
     )
     parser.add_argument(
+        "--max-staged-bytes", metavar="SIZE",
+        help="memory of all clients' snapshots together; 0 for no other bound than free memory (0)",
+    )  # fmt: skip
+    parser.add_argument("--max-client-bytes", metavar="SIZE", help="the same of each client (0)")
+    parser.add_argument(
         "--timeout", metavar="TIME", help="with --detach: how long to wait until it is ready (30s)"
     )
 

@@ -11,6 +11,7 @@ from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import InvalidArgument, RootLocked
 from ckptd_daemon.cli import arguments, output, units
 from ckptd_daemon.series import policy, settings_file
+from ckptd_daemon.series.budget import BUDGET_FLAGS
 from ckptd_daemon.series.policy import RetentionPolicy
 
 _COUNTS: Final = ("keep-last", "keep-best")
@@ -23,15 +24,26 @@ def run(args: argparse.Namespace) -> int:
     """
     root, run_name = arguments.root(args), arguments.run_or_all(args)
     rules = asked_policy(args, root, run_name)
+    budget = asked_budget(args)
     times = {flag: arguments.text(args, flag) for flag in ("grace", "idle-exit")}
     seconds = {
         flag: policy.parse_duration_s(given[0], where=given[1]) for flag, given in times.items() if given
     }
     if args.detach:
-        return _detached(args, root, _flags(rules, run_name, seconds))
+        flags = _flags(rules, run_name, seconds)
+        flags += [f"--{name.replace('_', '-')}={value or 0}" for name, value in budget.items()]
+        return _detached(args, root, flags)
     if args.json or args.timeout is not None:
         raise InvalidArgument("--json and --timeout go with --detach", todo="add --detach or leave them out")
-    return _foreground(root, run_name, rules, seconds)
+    return _foreground(root, run_name, rules, seconds, budget)
+
+
+def asked_budget(args: argparse.Namespace) -> dict[str, int | None]:
+    """What is asked of the budget, as fields of Budget: flag, then CKPTD_*; 0 is none."""
+    given = {flag: arguments.text(args, flag) for flag in BUDGET_FLAGS}
+    return {
+        flag.replace("-", "_"): units.parse_bytes(*value) or None for flag, value in given.items() if value
+    }
 
 
 def asked_policy(args: argparse.Namespace, root: Path, run_name: str | None) -> RetentionPolicy | None:
@@ -52,11 +64,12 @@ def asked_policy(args: argparse.Namespace, root: Path, run_name: str | None) -> 
 
 
 def _foreground(
-    root: Path, run_name: str | None, rules: RetentionPolicy | None, seconds: dict[str, float]
-) -> int:
+    root: Path, run_name: str | None, rules: RetentionPolicy | None, seconds: dict[str, float],
+    budget: dict[str, int | None],
+) -> int:  # fmt: skip
     from ckptd_daemon.core.process import DaemonSettings, run_daemon
 
-    settings = DaemonSettings(root=root, policy=rules, policy_run=run_name)
+    settings = DaemonSettings(root=root, policy=rules, policy_run=run_name, budget=budget)
     if "grace" in seconds:
         settings = dataclasses.replace(settings, grace_s=seconds["grace"])
     return run_daemon(dataclasses.replace(settings, idle_exit_s=seconds.get("idle-exit")))
