@@ -67,7 +67,9 @@ class FakeCommit:
         self.errors: list[Exception | None] = []
         self.written: list[tuple[str, int, int, bytes]] = []  #: run, step, sequence, bytes
 
-    def __call__(self, run_dir: Path, descriptor: Descriptor, data: memoryview, position: Any, /) -> Any:
+    def __call__(
+        self, run_dir: Path, descriptor: Descriptor, data: memoryview, position: Any, /, **_how: Any
+    ) -> Any:
         if self.errors and (error := self.errors.pop(0)) is not None:
             self.events.append(f"failed {descriptor.step}")
             raise error

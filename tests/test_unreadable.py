@@ -16,6 +16,7 @@ from ckptd.disk.verification import check
 from ckptd.errors import NoValidCheckpoint, OutcomeUnknown, ReadFailed, SaveFailed
 from ckptd.names import DECISIONS_DIR, INDEX_FILE
 from ckptd.snapshot.slot_header import SlotHeader, SlotState
+from ckptd.snapshot.slots import Slot
 from ckptd_daemon.core.disk import Disk
 from ckptd_daemon.series.catalogue import Catalogue
 from ckptd_daemon.series.policy import RetentionPolicy
@@ -268,7 +269,7 @@ def test_a_copied_index_is_reported_corrupt_and_its_folder_left_in_place(made: M
 
 
 def test_an_unknown_outcome_stays_unknown_though_the_run_cannot_be_read_either(made: Made) -> None:
-    def commit(*_: object) -> Committed:
+    def commit(*_: object, **_how: object) -> Committed:
         raise OutcomeUnknown("the folder's sync failed")
 
     class Unreadable(Catalogue):
@@ -280,5 +281,6 @@ def test_an_unknown_outcome_stays_unknown_though_the_run_cannot_be_read_either(m
     disk = Disk(made.root, Settings(), commit=commit)
     snap = descriptor(4, 4)
     header = SlotHeader(state=SlotState.SEALED, client_id=snap.client_id, run="r", snapshot=4, data_bytes=64)
+    slot = Slot.anonymous("slot", 64)
     with pytest.raises(OutcomeUnknown):
-        disk._write(catalogue, header, snap, memoryview(bytearray(64)), 4)
+        disk._write(catalogue, header, snap, slot, 4)

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from ckptd.disk import own_leftovers
 from ckptd.disk.commit import Committed, Position, commit_snapshot
+from ckptd.disk.priority import Urgency
 from ckptd.disk.rootdir import Root
 from ckptd.disk.verification import Report
+from ckptd.disk.writing import Writing
 from ckptd.errors import OutcomeUnknown, ProtocolError
 from ckptd.limits import MIB
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import decode
+from ckptd.snapshot.slot_proof import hash_of
 from ckptd.snapshot.slots import Slot, SlotHeader
 from ckptd_daemon.core.worker import Worker
 from ckptd_daemon.series.catalogue import Catalogue
@@ -33,8 +38,9 @@ class Commit(Protocol):
     """As ckptd.disk.commit.commit_snapshot; another one is handed in by tests."""
 
     def __call__(
-        self, run_dir: Any, descriptor: Descriptor, data: memoryview, position: Position, /
-    ) -> Committed: ...
+        self, run_dir: Any, descriptor: Descriptor, data: memoryview, position: Position, /, *,
+        check: Callable[[], None],
+    ) -> Committed: ...  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,13 +91,19 @@ class Disk:
         settings: The policies.
         commit: What writes a snapshot.
         catalogue: What keeps one run.
+        urgency: Whether somebody waits for what is written; it changes in the loop.
+
+    Attributes:
+        writing: How files are written.
     """
 
     def __init__(
-        self, root: Root, settings: Settings, *, commit: Commit = commit_snapshot,
-        catalogue: Callable[[Root, str], Catalogue] = Catalogue,
+        self, root: Root, settings: Settings, *, commit: Commit | None = None,
+        catalogue: Callable[[Root, str], Catalogue] = Catalogue, urgency: Urgency | None = None,
     ) -> None:  # fmt: skip
-        self.root, self._settings, self._commit, self._new_catalogue = root, settings, commit, catalogue
+        self.root, self._settings, self._new_catalogue = root, settings, catalogue
+        self.writing = Writing(urgency=urgency or Urgency())
+        self._commit = commit or partial(commit_snapshot, writing=self.writing)
         self._catalogues: dict[str, Catalogue] = {}
         self._problems: dict[str, tuple[str, ...]] = {}
         self._tidying = False
@@ -138,7 +150,7 @@ class Disk:
             _free(slot)
             return Written(name=found.name, step=descriptor.step, nbytes=0, seconds=0.0, earlier=True)
         slot.mark_writing(sequence)
-        committed = self._write(catalogue, header, descriptor, slot.data, sequence)
+        committed = self._write(catalogue, header, descriptor, slot, sequence)
         _free(slot)  # before the acknowledgement, and before anything could remove the checkpoint
         catalogue.added(committed)
         return Written(
@@ -195,13 +207,19 @@ class Disk:
         catalogue: Catalogue,
         header: SlotHeader,
         descriptor: Descriptor,
-        data: memoryview,
+        slot: Slot,
         sequence: int,
     ) -> Committed:
         position = catalogue.position_for(descriptor, sequence)
-        view = data[: header.data_bytes]
+        view = slot.data[: header.data_bytes]
         try:
-            committed = self._commit(self.root.run_dir(header.run), descriptor, view, position)
+            committed = self._commit(
+                self.root.run_dir(header.run),
+                descriptor,
+                view,
+                position,
+                check=lambda: _check_proof(slot, view),
+            )
         except OutcomeUnknown:
             with contextlib.suppress(OSError):  # else it stays unknown
                 catalogue.rescan()  # what is on disk decides
@@ -223,6 +241,21 @@ def _free(slot: Slot) -> None:
         ProtocolError
     ) as error:  # its client destroyed the header meanwhile: nobody can adopt it again either
         log.warning("slot.not_freed slot=%s error=%s", slot.name, error)
+
+
+def _check_proof(slot: Slot, data: memoryview) -> None:
+    """What waited long enough to be proven is written only if it is still what was proven."""
+    proof = slot.proof()
+    if proof is None:
+        return
+    seen = hash_of(lambda at, count: data[at : at + count], len(data), threads=len(os.sched_getaffinity(0)))
+    if seen != proof.sha256:
+        raise ProtocolError(
+            "the tensors' bytes in the slot aren't what was sealed",
+            where=slot.name,
+            seen=seen,
+            wanted=proof.sha256,
+        )
 
 
 def _check_same(header: SlotHeader, descriptor: Descriptor) -> None:
