@@ -13,7 +13,9 @@ from ckptd_daemon.core.lifecycle import State
 from ckptd_daemon.core.sessions import Sessions
 from ckptd_daemon.core.slotpool import SlotPool
 from ckptd_daemon.core.snapshots import Snapshot
+from ckptd_daemon.core.staged_bytes import StagedBytes
 from ckptd_daemon.core.status import describe
+from ckptd_daemon.series.budget import Budget
 
 RECORD = DaemonRecord(
     endpoint="ipc:///x", pid=1, pid_started=2, daemon_id="d", started_at=1.0, version="0", log="l"
@@ -21,7 +23,8 @@ RECORD = DaemonRecord(
 
 
 def clients(books: dict[str, Book]) -> Any:
-    return SimpleNamespace(leaving="", sessions=Sessions(), pipeline=SimpleNamespace(books=books))
+    staged = StagedBytes(Budget(max_client_bytes=7))
+    return SimpleNamespace(leaving="", staged=staged, sessions=Sessions(), pipeline=SimpleNamespace(books=books))
 
 
 def test_a_run_shows_what_is_queued_and_what_failed(tmp_path: Path) -> None:
@@ -30,11 +33,15 @@ def test_a_run_shows_what_is_queued_and_what_failed(tmp_path: Path) -> None:
     book.ledger.add(failed)
     book.ledger.add(Snapshot("gpt", "c" * 32, 2, 5, None))
     book.failed, book.last_failed = 1, failed
+    book.skipped, book.last_skipped, book.superseded = 3, 17, 2
     data = describe(Root(tmp_path, ""), RECORD, clients({"gpt": book}), SlotPool(tmp_path), {"pid": 7})
     (run,) = data["runs"]
     assert data["schema"] == "ckpt.v2-status" and data["verifier"] == {"pid": 7}
     assert [(s["sequence"], s["state"]) for s in run["queue"]] == [(5, "staged")]
     assert run["last_failed"]["error"] == "full" and run["failed"] == 1
+    assert (run["skipped"], run["last_skipped"], run["superseded"]) == (3, 17, 2)
+    assert (data["memory"]["staged_bytes"], data["memory"]["max_client_bytes"]) == (0, 7)
+    assert {"memory of this machine"} <= {room["where"] for room in data["memory"]["free"]}
     assert run["last_verified"] == "step-000000003" and run["client"] is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from ckptd.disk.rootdir import Root
@@ -14,7 +15,7 @@ from ckptd_daemon.cli import arguments, output, units
 from ckptd_daemon.cli.output import Cell
 
 _ANSWER_S: Final = 5.0
-_HEADERS: Final = ("RUN", "CLIENT", "QUEUE", "COMMITTED", "VERIFIED", "FAILED", "NOTE")
+_HEADERS: Final = ("RUN", "CLIENT", "SLOTS", "QUEUE", "COMMITTED", "VERIFIED", "FAILED", "NOTE")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
         output.emit(
             _daemon_line(data.get("daemon"))
             + _slots_line(data.get("daemon"))
+            + _memory_line(data.get("memory"))
             + _verifier_line(data.get("verifier"))
         )
         output.emit(output.table(_HEADERS, [_row(shown) for shown in data["runs"]]))
@@ -85,6 +87,19 @@ def _slots_line(daemon: dict[str, Any] | None) -> str:
     return _line("slots", facts) if facts else ""
 
 
+def _memory_line(memory: dict[str, Any] | None) -> str:
+    """What snapshots have of it, what they may have at most, and the tightest bound on more."""
+    if not memory:
+        return ""
+    bounds = [(memory.get("max_staged_bytes"), "at most {}"), (memory.get("max_client_bytes"), "{} a client")]
+    said = ", ".join(text.format(units.show_bytes(int(most))) for most, text in bounds if most is not None)
+    facts = [f"{units.show_bytes(int(memory['staged_bytes']))} staged" + (f" ({said})" if said else "")]
+    if free := memory.get("free"):
+        least = min(free, key=lambda room: int(room["bytes"]))
+        facts.append(f"{units.show_bytes(int(least['bytes']))} free: {least['where']}")
+    return _line("memory", facts)
+
+
 def _verifier_line(verifier: dict[str, Any] | None) -> str:
     if not verifier:
         return ""
@@ -102,6 +117,7 @@ def _row(shown: dict[str, Any]) -> list[Cell]:
     return [
         Cell(str(shown["run"])),
         Cell("-" if not client else f"pid {client.get('pid')}"),
+        Cell(_slots(shown.get("slots", ()))),
         Cell(str(len(shown.get("queue", ())))),
         Cell(_newest(shown, "last_committed")),
         Cell(_newest(shown, "last_verified")),
@@ -110,10 +126,20 @@ def _row(shown: dict[str, Any]) -> list[Cell]:
     ]
 
 
+def _slots(slots: Sequence[dict[str, Any]]) -> str:
+    """How many, and how large the largest is."""
+    return f"{len(slots)} × {units.show_bytes(max(int(slot['bytes']) for slot in slots))}" if slots else "-"
+
+
 def _note(shown: dict[str, Any]) -> str:
-    """What went wrong: the newest failure, what lies in quarantine, and what the scan at the start found."""
+    """What went wrong: the newest failure, what was left out, what lies in quarantine, what the start found."""
     failed = shown.get("last_failed")
     notes = [f"step {failed['step']}: {failed['error']}"] if failed else []
+    if count := shown.get("superseded"):
+        last = shown.get("last_superseded") or {}
+        notes.append(f"{count} superseded, the last one step {last.get('step')}")
+    if count := shown.get("skipped"):
+        notes.append(f"{count} skipped, the last one step {shown.get('last_skipped')}")
     series = shown.get("series", {})
     notes += [f"{held} in quarantine, see ckptd list"] if (held := series.get("quarantined")) else []
     return "; ".join(notes + [str(text) for text in series.get("problems", ())])

@@ -115,6 +115,10 @@ class SlotPool:
         """The slots of one client."""
         return [slot for owner, slot in self._slots.values() if owner == client_id]
 
+    def rooms(self) -> list[Room]:
+        """The bounds on more of them, now."""
+        return list(self._rooms(self.folder))
+
     def pieces(self) -> list[tuple[str, int]]:
         """(client id, bytes) of every slot."""
         return [(owner, slot.capacity) for owner, slot in self._slots.values()]

@@ -10,8 +10,12 @@
            "last_committed": null | SNAPSHOT,  by this daemon process
            "last_verified": "" | folder name,  the newest verified one on the line
            "failed": count, "last_failed": null | SNAPSHOT,
+           "superseded": count, "last_superseded": null | SNAPSHOT,  gave way to newer ones
+           "skipped": count, "last_skipped": null | step,            never taken, as clients say
            "slots": [{"name", "bytes", "state"}],
            "series": the run as its catalogue sums it up}],
+ "memory": {"staged_bytes", "max_staged_bytes": null | bytes, "max_client_bytes": null | bytes,
+            "free": [{"where", "bytes"}]},     every bound on more of it
  "verifier": {"pid", "watching", "reason", "pending", "restarts"},
  "truncated": true}                            only when there were too many runs for one message
 
@@ -21,6 +25,7 @@ SNAPSHOT: {"snapshot", "step", "sequence", "state", "name", "bytes", "seconds", 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 import msgspec
@@ -48,8 +53,11 @@ def describe(
         "daemon_id": record.daemon_id, "state": "leaving" if clients.leaving else "serving",
         "slots_unread": [{"name": n, "reason": why[:200]} for n, why in list(pool.unread.items())[:_MOST_SNAPSHOTS]],
     }  # fmt: skip
-    data: dict[str, Any] = {"schema": SCHEMA, "daemon": daemon, "runs": [], "verifier": dict(verifier)}
-    length = 4096 + len(msgspec.json.encode(daemon))
+    data: dict[str, Any] = {
+        "schema": SCHEMA, "daemon": daemon, "runs": [], "memory": _memory(clients, pool),
+        "verifier": dict(verifier),
+    }  # fmt: skip
+    length = 4096 + len(msgspec.json.encode((daemon, data["memory"])))
     for run, book in sorted(clients.pipeline.books.items()):
         described = _run(run, book, clients.sessions.of_run(run), pool)
         length += len(msgspec.json.encode(described))
@@ -70,6 +78,10 @@ def _run(run: str, book: Book, session: Session | None, pool: SlotPool) -> dict[
         "last_verified": (book.summary.get("last_verified") or {}).get("name", ""),
         "failed": book.failed,
         "last_failed": _snapshot(book.last_failed),
+        "superseded": book.superseded,
+        "last_superseded": _snapshot(book.last_superseded),
+        "skipped": book.skipped,
+        "last_skipped": book.last_skipped,
         "slots": [] if session is None else _slots(pool, session.client_id),
         "series": dict(book.summary),
     }
@@ -89,6 +101,11 @@ def _slots(pool: SlotPool, client_id: str) -> list[dict[str, Any]]:
         word = header.state.name.lower() if header is not None else "damaged"
         slots.append({"name": slot.name, "bytes": slot.capacity, "state": word})
     return slots
+
+
+def _memory(clients: Clients, pool: SlotPool) -> dict[str, Any]:
+    rooms = [{"where": room.where[:500], "bytes": max(0, room.free_bytes)} for room in pool.rooms()]
+    return {"staged_bytes": clients.staged.of(), **asdict(clients.staged.budget), "free": rooms}
 
 
 def _snapshot(snapshot: Snapshot | None) -> dict[str, Any] | None:
