@@ -19,7 +19,8 @@ from ckptd.errors import CkptdError, InvalidArgument, UnstorableState
 from ckptd.limits import MIB
 from ckptd.snapshot.descriptor import Sharding
 from ckptd.snapshot.values import PackedNumbers, TensorRef
-from ckptd.tensors.capture import Captured, capture, copy_into, foresee, pack_numbers
+from ckptd.tensors.capture import Captured, capture, copy_into, foresee
+from ckptd.tensors.number_lists import pack_numbers
 from round_trip import LAYOUT_IDS, LAYOUTS, same, through_disk
 
 Point = namedtuple("Point", "x y")

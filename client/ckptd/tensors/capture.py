@@ -7,8 +7,6 @@ before anything is sent or written.
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,14 +22,16 @@ from ckptd.limits import MAX_TREE_DEPTH, MIB
 from ckptd.snapshot import keypath
 from ckptd.snapshot.descriptor import TensorSpec
 from ckptd.snapshot.keypath import Path
-from ckptd.snapshot.values import SCALARS, DeviceValue, DtypeValue, PackedNumbers, SizeValue
+from ckptd.snapshot.values import SCALARS, DeviceValue, DtypeValue, SizeValue
 from ckptd.tensors import tags
 from ckptd.tensors.advice import advice, has_method
+from ckptd.tensors.collector import collector_held
 from ckptd.tensors.copy_threads import CopyThreads
 from ckptd.tensors.copying import copy_tensors
 from ckptd.tensors.gradients import Gradients, gradient_bytes_to_come
 from ckptd.tensors.module_names import canonical_state_dict
 from ckptd.tensors.nesting import check_depth
+from ckptd.tensors.number_lists import pack_numbers
 from ckptd.tensors.optim import held_optimizer, moment_bytes_to_come, name_parameters, optimizer_to_plain
 from ckptd.tensors.plain_keys import check_element, check_key
 from ckptd.tensors.registered_tags import items_below
@@ -78,12 +78,13 @@ def capture(state: Mapping[Any, Any], *, rng: bool = True) -> Captured:
         InvalidArgument: state is not a mapping.
     """
     _check_top(state)
-    random_state = capture_rng_state() if rng else None
-    walker = _Walker(state)
-    plain = {check_key(name, ()): walker.store(value, (name,)) for name, value in state.items()}
-    if random_state is not None:
-        plain["rng"] = walker.store(random_state, ("rng",))
-    return Captured(plain, tuple(walker.table.rows), walker.table.sources, walker.table.data_bytes)
+    with collector_held():
+        random_state = capture_rng_state() if rng else None
+        walker = _Walker(state)
+        plain = {check_key(name, ()): walker.store(value, (name,)) for name, value in state.items()}
+        if random_state is not None:
+            plain["rng"] = walker.store(random_state, ("rng",))
+        return Captured(plain, tuple(walker.table.rows), walker.table.sources, walker.table.data_bytes)
 
 
 def copy_into(
@@ -283,20 +284,3 @@ def _state_dict_of(value: Any, call: Callable[[], Any], path: Path) -> Any:
         raise UnstorableState(
             "state_dict() failed", where=keypath.show(path), seen=f"{type(error).__name__}: {error}"
         ) from error
-
-
-def pack_numbers(value: list[Any]) -> PackedNumbers | None:
-    """The list in 8 bytes an item when it holds only floats, or only ints of 64 bits; else None."""
-    kinds = set(map(type, value))
-    if kinds == {float}:
-        numbers: array[Any] = array("d", value)
-    elif kinds == {int}:
-        try:
-            numbers = array("q", value)
-        except OverflowError:
-            return None
-    else:
-        return None
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return PackedNumbers(numbers.typecode, numbers.tobytes())

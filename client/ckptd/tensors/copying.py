@@ -64,21 +64,24 @@ def copy_tensors(
     base = torch.from_numpy(region)
 
     def by_this_thread() -> None:
-        for move in small:
-            ctypes.memmove(*move)
+        for to, source, nbytes in zip(*small, strict=True):
+            ctypes.memmove(to, source, nbytes)
         with torch.no_grad():
-            for row, source in others:
-                _copy(row, source, base)
+            for row, other in others:
+                _copy(row, other, base)
 
     (threads or CopyThreads(0)).move(large, by_this_thread)
 
 
 def _sorted_out(
     pairs: Iterable[tuple[TensorSpec, torch.Tensor]], start: int
-) -> tuple[list[Move], list[Move], list[tuple[TensorSpec, torch.Tensor]]]:
-    """Moves of large tensors, of small ones, and what isn't a move of bytes."""
+) -> tuple[list[Move], tuple[list[int], list[int], list[int]], list[tuple[TensorSpec, torch.Tensor]]]:
+    """Moves of large tensors; those of small ones, by column; and what isn't a move of bytes.
+
+    In columns, 100,000 moves are three objects to the collector, which would begin in mid-snapshot for as many tuples.
+    """
     large: list[Move] = []
-    small: list[Move] = []
+    small: tuple[list[int], list[int], list[int]] = ([], [], [])
     others = []
     for row, source in pairs:
         nbytes = row.nbytes
@@ -95,7 +98,12 @@ def _sorted_out(
                 not address or source.nbytes != nbytes
             ):  # the memory was given back since, or is another tensor's
                 raise UnstorableState("changed while the snapshot was taken", where=keypath.show(row.path))
-            (small if nbytes < _SMALL_BYTES else large).append((start + row.offset, address, nbytes))
+            if nbytes >= _SMALL_BYTES:
+                large.append((start + row.offset, address, nbytes))
+            else:
+                small[0].append(start + row.offset)
+                small[1].append(address)
+                small[2].append(nbytes)
         else:
             others.append((row, source))
     return large, small, others

@@ -16,7 +16,8 @@ from ckptd.disk.commit import write_checkpoint_folder
 from ckptd.names import DEFAULT_RUN, check_step, step_folder
 from ckptd.snapshot.descriptor import Descriptor, Sharding
 from ckptd.snapshot.descriptor_codec import encode
-from ckptd.tensors.capture import capture, copy_into, pack_numbers
+from ckptd.tensors.capture import capture, copy_into
+from ckptd.tensors.number_lists import pack_numbers
 from ckptd.tensors.v1 import V1Checkpoint, read_v1
 from ckptd.versions import versions
 

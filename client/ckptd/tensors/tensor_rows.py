@@ -16,6 +16,7 @@ from ckptd.snapshot.descriptor import TensorSpec
 from ckptd.snapshot.values import TensorRef
 from ckptd.tensors.torch_support import NAME_OF_DTYPE
 
+_NOT_LAZY = (False, False)
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _has_names = getattr(torch.Tensor, "has_names", None)  # newer versions have no named dimensions any more
 
@@ -49,12 +50,12 @@ class TensorRows:
         parameter = type(tensor) is torch.nn.Parameter
         requires_grad = tensor.requires_grad and tensor.is_leaf
         seen = tensor.detach()
-        shape, nbytes = tuple(seen.shape), seen.numel() * seen.itemsize
+        number, shape, nbytes = len(self.rows), tuple(seen.shape), seen.nbytes
         # Equal address, shape, stride and dtype is what makes a tie: both names show the same bytes.
         lazy = (seen.is_conj(), seen.is_neg())
         place = (seen.data_ptr(), shape, seen.stride(), seen.dtype, seen.device, lazy)
         owner = self._owners.get(place) if nbytes else None
-        source = seen if owner is not None else _resolved_at(seen, path)
+        source = seen if owner is not None or lazy == _NOT_LAZY else _resolved_at(seen, path)
         offset = self.rows[owner].offset if owner is not None else self._reserve(nbytes)
         self.rows.append(
             TensorSpec(
@@ -71,11 +72,11 @@ class TensorRows:
             )
         )
         if owner is None:
-            self._owners[place] = len(self.rows) - 1
+            self._owners[place] = number
             self.sources.append(source)
             if source is not seen:
                 self._kept.append(seen)  # alive, so that its address can't be taken by another tensor
-        return TensorRef(len(self.rows) - 1)
+        return TensorRef(number)
 
     def _reserve(self, nbytes: int) -> int:
         if nbytes == 0:
@@ -102,9 +103,12 @@ def _fault(tensor: torch.Tensor) -> tuple[str, str] | None:
         if isinstance(tensor, UninitializedTensorMixin):
             return "a lazy parameter has no values yet", "run a forward pass before the first snapshot"
         return "a tensor subclass can't be stored", "store a plain torch.Tensor"
-    if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
-        return "an mkldnn tensor can't be stored: its bytes are in an order of its own", "store to_dense()"
     if tensor.layout is not torch.strided:
+        if tensor.layout is torch._mkldnn:  # type: ignore[attr-defined]
+            return (
+                "an mkldnn tensor can't be stored: its bytes are in an order of its own",
+                "store to_dense()",
+            )
         return (
             f"a sparse tensor can't be stored ({tensor.layout})",
             "store to_dense(), or its indices and values",
@@ -126,7 +130,7 @@ def _fault(tensor: torch.Tensor) -> tuple[str, str] | None:
             "a tensor that has no memory (freed, or inside vmap)",
             "snapshot where it is whole: gather it first",
         )
-    if len(tensor.shape) > MAX_TENSOR_DIMS:
+    if tensor.dim() > MAX_TENSOR_DIMS:
         return f"a tensor has more than {MAX_TENSOR_DIMS} dimensions", "reshape it"
     return None
 
