@@ -5,15 +5,33 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
+from ckptd.errors import InvalidArgument
 from ckptd.limits import MIB, PAGE_ALIGNMENT
 
 #: Slower is refused: a snapshot would never be done.
 SLOWEST_BYTES_PER_S: Final = 1_000_000
+_FASTEST_BYTES_PER_S: Final = 2**62
 #: So much of a second's bytes may be written at once.
 _BURST_S: Final = 0.1
 _LARGEST_BLOCK: Final = 8 * MIB
+
+
+def check_rate(value: Any, where: str) -> int | None:
+    """A bound in bytes per second, as given; None for 0 and for None: no bound.
+
+    Raises:
+        InvalidArgument: No such number, or slower than SLOWEST_BYTES_PER_S.
+    """
+    if value is None or (value == 0 and type(value) is int):
+        return None
+    if type(value) is not int or not SLOWEST_BYTES_PER_S <= value <= _FASTEST_BYTES_PER_S:
+        raise InvalidArgument(
+            "not a rate of writing", where=where, seen=repr(value)[:100],
+            wanted=f"bytes per second, {SLOWEST_BYTES_PER_S} or more, or 0 for no bound",
+        )  # fmt: skip
+    return value
 
 
 class WriteRate:

@@ -86,6 +86,12 @@ class Skipped(Message):
     steps: Annotated[list[Count], Meta(max_length=MAX_SKIPPED_TOLD)]
 
 
+class Hurry(Message):
+    """The trainer waits: what it has pushed so far is written at normal priority. Answered by Done."""
+
+    client_id: ClientId
+
+
 class Resolve(Message):
     """What became of this snapshot? Answered by a Notice (state "unknown" if never heard of)."""
 
@@ -123,7 +129,9 @@ class Stop(Message):
     grace_s: float
 
 
-Request = Attach | Reserve | Push | Supersede | Skipped | Resolve | Drain | Waiting | Status | Detach | Stop
+Request = (
+    Attach | Reserve | Push | Supersede | Skipped | Hurry | Resolve | Drain | Waiting | Status | Detach | Stop
+)
 
 
 class StreamBegin(Message):

@@ -20,6 +20,7 @@ from ckptd.disk.commit import Committed, Position, commit_snapshot
 from ckptd.disk.priority import Urgency
 from ckptd.disk.rootdir import Root
 from ckptd.disk.verification import Report
+from ckptd.disk.write_rate import WriteRate
 from ckptd.disk.writing import Writing
 from ckptd.errors import OutcomeUnknown, ProtocolError
 from ckptd.limits import MIB
@@ -102,7 +103,7 @@ class Disk:
         catalogue: Callable[[Root, str], Catalogue] = Catalogue, urgency: Urgency | None = None,
     ) -> None:  # fmt: skip
         self.root, self._settings, self._new_catalogue = root, settings, catalogue
-        self.writing = Writing(urgency=urgency or Urgency())
+        self.writing = Writing(urgency=urgency or Urgency(), rate=WriteRate(settings.max_write_rate))
         self._commit = commit or partial(commit_snapshot, writing=self.writing)
         self._catalogues: dict[str, Catalogue] = {}
         self._problems: dict[str, tuple[str, ...]] = {}

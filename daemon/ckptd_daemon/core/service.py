@@ -78,6 +78,10 @@ class Service:
             case wire.Skipped():
                 self.clients.skipped(self._session(identity, request.client_id), request)
                 self._send(identity, wire.Done(id=request.id))
+            case wire.Hurry():
+                session = self._session(identity, request.client_id)
+                self.pipeline.hurry(session.run, session.client_id)
+                self._send(identity, wire.Done(id=request.id))
             case wire.Resolve():
                 self._resolve(identity, request)
             case wire.Drain():

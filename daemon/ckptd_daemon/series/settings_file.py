@@ -12,6 +12,9 @@
     max_staged_bytes = 40_000_000_000
     max_client_bytes = 20_000_000_000
 
+    [writing]                # all runs; without it, as fast as it goes
+    max_write_rate = 50_000_000   # bytes per second
+
 The first start with flags writes it; a later start without flags goes on with what it says.
 """
 
@@ -26,6 +29,7 @@ from typing import Any, Final
 import tomli_w
 
 from ckptd.disk import durable
+from ckptd.disk.write_rate import check_rate
 from ckptd.errors import InvalidArgument
 from ckptd.names import SERVICE_DIR, check_run_name
 from ckptd_daemon.series.budget import Budget
@@ -35,6 +39,7 @@ SETTINGS_FILE: Final = "ckptd.toml"
 MAX_SETTINGS_BYTES: Final = 1024 * 1024
 _POLICY_KEYS: Final = tuple(f.name for f in fields(RetentionPolicy))
 _BUDGET_KEYS: Final = tuple(f.name for f in fields(Budget))
+_RATE_KEY: Final = "max_write_rate"
 _METRIC_KEYS: Final = ("monitor", "mode")
 
 
@@ -46,11 +51,13 @@ class Settings:
         policy: For every run without a table of its own.
         runs: Per run, complete: what its table leaves out is already filled in from `policy`.
         budget: Bounds on staged bytes.
+        max_write_rate: Bound on writing checkpoints in bytes per second; None for none.
     """
 
     policy: RetentionPolicy = field(default_factory=RetentionPolicy)
     runs: Mapping[str, RetentionPolicy] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
+    max_write_rate: int | None = None
 
     def policy_for(self, run: str) -> RetentionPolicy:
         """The policy of one run."""
@@ -92,14 +99,17 @@ def settings_from_toml(data: bytes, *, where: str) -> Settings:
         raise InvalidArgument(
             "not a TOML file", where=where, seen=str(error)[:300], todo="mend it or remove it"
         ) from error
-    _refuse_unknown(parsed, ("policy", "runs", "staging"), where, "")
+    _refuse_unknown(parsed, ("policy", "runs", "staging", "writing"), where, "")
     policy = _policy(_table(parsed, "policy", where, ""), {}, where, "policy")
     tables = _table(parsed, "runs", where, "")
     runs = {}
     for run in tables:
         check_run_name(run)
         runs[run] = _policy(_table(tables, run, where, "runs."), asdict(policy), where, f"runs.{run}")
-    return Settings(policy=policy, runs=runs, budget=_budget(_table(parsed, "staging", where, ""), where))
+    return Settings(
+        policy=policy, runs=runs, budget=_budget(_table(parsed, "staging", where, ""), where),
+        max_write_rate=_write_rate(_table(parsed, "writing", where, ""), where),
+    )  # fmt: skip
 
 
 def settings_to_toml(settings: Settings) -> bytes:
@@ -110,6 +120,8 @@ def settings_to_toml(settings: Settings) -> bytes:
     staging = {key: value for key, value in asdict(settings.budget).items() if value is not None}
     if staging:
         document["staging"] = staging
+    if settings.max_write_rate is not None:
+        document["writing"] = {_RATE_KEY: settings.max_write_rate}
     return tomli_w.dumps(document).encode("utf-8")
 
 
@@ -145,6 +157,14 @@ def _budget(table: dict[str, Any], where: str) -> Budget:
         return Budget(**table)
     except InvalidArgument as error:
         raise _in_file(error, where, "staging") from error
+
+
+def _write_rate(table: dict[str, Any], where: str) -> int | None:
+    _refuse_unknown(table, (_RATE_KEY,), where, "writing.")
+    try:
+        return check_rate(table.get(_RATE_KEY), _RATE_KEY)
+    except InvalidArgument as error:
+        raise _in_file(error, where, "writing") from error
 
 
 def _in_file(error: InvalidArgument, where: str, name: str) -> InvalidArgument:
