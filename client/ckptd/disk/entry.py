@@ -46,6 +46,7 @@ class Entry:
         on_line: It is on the line that ends at the head, or nobody can tell.
         verified: The run's index has a mark for exactly these files.
         changed: It has a mark for this checkpoint, but its files aren't those that were verified any more.
+        inode: Of the folder; 0 when it couldn't be opened.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Entry:
     on_line: bool = True
     verified: bool = False
     changed: bool = False
+    inode: int = 0
 
     @property
     def sequence(self) -> int | None:
@@ -78,13 +80,15 @@ def read_entry(path: Path) -> Entry | None:
     """Look at a checkpoint folder; None when there is none (any more)."""
     step, repeat = parse_step_folder(path.name) or (0, 0)
 
+    index: CheckpointIndex | None = None
+    inode = 0
+
     def entry(status: Status, reason: str, index: CheckpointIndex | None = None, error: int = 0) -> Entry:
         return Entry(
             name=path.name, path=path, step=step, repeat=repeat, index=index, status=status, reason=reason,
-            error=error, not_ours=error in _RIGHTS and _is_anothers(path),
+            error=error, not_ours=error in _RIGHTS and _is_anothers(path), inode=inode,
         )  # fmt: skip
 
-    index: CheckpointIndex | None = None
     try:
         folder = open_folder(path)
     except (FileNotFoundError, NotADirectoryError):  # O_NOFOLLOW with O_DIRECTORY: ENOTDIR for a link too
@@ -92,6 +96,7 @@ def read_entry(path: Path) -> Entry | None:
     except OSError as error:
         return entry("unreadable", cannot_read(error), error=error.errno or errno.EIO)
     try:
+        inode = os.fstat(folder).st_ino
         index = read_index(folder, where=str(path))
         if index.step != step:
             return entry("corrupt", f"index.json is that of another checkpoint: it says step {index.step}")

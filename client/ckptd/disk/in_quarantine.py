@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckptd.disk.series_entries import Entry, list_run, quarantined_entry
+from ckptd.disk.series_entries import Entry, list_quarantine, quarantined_entry
 
 
 def read_quarantine(run_dir: Path) -> list[tuple[int, Entry]]:
@@ -13,13 +13,13 @@ def read_quarantine(run_dir: Path) -> list[tuple[int, Entry]]:
     Raises:
         OSError: The run's folder is there and can't be read.
     """
-    held = sorted(list_run(run_dir).quarantined)
+    held = sorted(list_quarantine(run_dir))
     return [(sequence, quarantined_entry(run_dir, folder)) for sequence, folder in held]
 
 
 def count_quarantined(run_dir: Path) -> int:
     """How many there are; 0 also when that can't be told. For a remark beside an answer."""
     try:
-        return len(list_run(run_dir).quarantined)
+        return len(list_quarantine(run_dir))
     except OSError:
         return 0

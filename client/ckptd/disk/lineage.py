@@ -81,11 +81,13 @@ def line_of(
     return Line(newest.lineage, newest.sequence + 1)
 
 
-def ranges_to(sequence: int | None, own: Iterable[CheckpointIndex], forks: Sequence[Fork]) -> Lineage:
+def ranges_to(sequence: int | None, own: Sequence[CheckpointIndex], forks: Sequence[Fork]) -> Lineage:
     """The ranges of the line that ends at `sequence`, also when that checkpoint is gone."""
     if sequence is None:
         return ()
-    for index in own:
+    for index in reversed(
+        own
+    ):  # most often it is the newest one's; whichever has it, its ranges up to it are the same
         if any(low <= sequence <= high for low, high in index.lineage):
             return tuple((low, min(high, sequence)) for low, high in index.lineage if low <= sequence)
     before = [fork for fork in forks if fork.sequence <= sequence]

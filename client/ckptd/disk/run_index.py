@@ -2,30 +2,37 @@
 
 Missing, empty or wrong it is rebuilt from the folders, and nothing is lost, forgotten or deleted by that. A
 mark counts only while name, sequence, index_sha256 and stat signature are those of the folder that is there.
+
+It is written anew at every commit and read by every question, for runs of 10,000 checkpoints too: so each
+checkpoint is a short row, and typed code reads it. Its bytes must be the one spelling of what they say, by
+which a key given twice, a number out of range or any other changed byte shows.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
 
 from ckptd.disk import durable
 from ckptd.disk.folder_files import read_small_file
 from ckptd.errors import CorruptCheckpoint
-from ckptd.format.fields import Fields
-from ckptd.format.strict_json import canonical, float_from_json, float_to_json, parse
+from ckptd.format.strict_json import float_from_json, float_to_json
 from ckptd.limits import MAX_RUN_INDEX_BYTES
 from ckptd.names import INDEX_FILE
 
-SCHEMA: Final = "ckpt.v2-run-index"
-_MOST: Final = 1_000_000
+SCHEMA: Final = "ckpt.v2-run-index.2"
+
+_Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
     """A checkpoint that was verified.
 
     Attributes:
@@ -36,27 +43,32 @@ class Mark:
     """
 
     name: str
-    sequence: int
-    index_sha256: str
+    sequence: _Count
+    index_sha256: _Hash
     stat_signature: str
     how: str = ""
     verified_at: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Summary:
-    """One checkpoint in a line, for people and for tools that don't want to open every folder."""
+class Summary(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """One checkpoint, for people and for tools that don't want to open every folder.
+
+    Attributes:
+        name, step, sequence, saved_at, metrics: As its index has them.
+        bytes: Of all its files but the index.
+        inode: Of its folder: another folder of that name has another.
+    """
 
     name: str
-    step: int
-    sequence: int
+    step: _Count
+    sequence: _Count
     saved_at: float
-    bytes: int
+    bytes: _Count
     metrics: dict[str, float]
+    inode: _Count = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunIndex:
+class RunIndex(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The run's index.
 
     Attributes:
@@ -69,9 +81,23 @@ class RunIndex:
 
     run: str
     run_id: str = ""
-    highest_sequence: int = 0
+    highest_sequence: _Count = 0
     marks: tuple[Mark, ...] = ()
     checkpoints: tuple[Summary, ...] = ()
+
+
+class _StoredSummary(Summary, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    metrics: dict[str, float | dict[str, str]]  # type: ignore[assignment]  # JSON has no NaN: it is tagged
+
+
+class _File(RunIndex, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    schema: str
+    sha256: str
+    checkpoints: tuple[_StoredSummary, ...]
+
+
+_spell = msgspec.json.Encoder(order="deterministic").encode
+_decoder = msgspec.json.Decoder(_File)
 
 
 def read_run_index(run_dir: Path) -> RunIndex | None:
@@ -99,15 +125,11 @@ def write_run_index(run_dir: Path, index: RunIndex) -> None:
 
 def run_index_to_bytes(index: RunIndex) -> bytes:
     """The file's bytes, with a hash over the rest."""
-    obj = {
-        "schema": SCHEMA,
-        "run": index.run,
-        "run_id": index.run_id,
-        "highest_sequence": index.highest_sequence,
-        "marks": [asdict(mark) for mark in index.marks],
-        "checkpoints": [_summary_to_json(summary) for summary in index.checkpoints],
-    }
-    return canonical(obj | {"sha256": hashlib.sha256(canonical(obj)).hexdigest()})
+    unsigned = _File(
+        schema=SCHEMA, sha256="", run=index.run, run_id=index.run_id, highest_sequence=index.highest_sequence,
+        marks=index.marks, checkpoints=tuple(map(_stored, index.checkpoints)),
+    )  # fmt: skip
+    return _signed(unsigned)
 
 
 def run_index_from_bytes(data: bytes, where: str) -> RunIndex:
@@ -116,45 +138,40 @@ def run_index_from_bytes(data: bytes, where: str) -> RunIndex:
     Raises:
         CorruptCheckpoint: Not one unchanged run index of this version.
     """
-    fields = Fields(parse(data, where=where, max_bytes=MAX_RUN_INDEX_BYTES), where)
-    if fields.text("schema") != SCHEMA:
-        raise CorruptCheckpoint("unknown schema", where=where, wanted=SCHEMA)
-    index = RunIndex(
-        run=fields.text("run"), run_id=fields.text("run_id"),
-        highest_sequence=fields.count("highest_sequence"),
-        marks=tuple(map(_mark, fields.objects("marks", _MOST))),
-        checkpoints=tuple(map(_summary, fields.objects("checkpoints", _MOST))),
-    )  # fmt: skip
-    fields.hexdigest("sha256")
-    fields.end()
-    if run_index_to_bytes(index) != data:
+    try:
+        file = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptCheckpoint("not a run's index", where=where, seen=str(error)[:200]) from error
+    if file.schema != SCHEMA:
+        raise CorruptCheckpoint("unknown schema", where=where, seen=file.schema[:80], wanted=SCHEMA)
+    if _signed(msgspec.structs.replace(file, sha256="")) != data:
         raise CorruptCheckpoint("the run's index was changed", where=where)
-    return index
-
-
-def _mark(fields: Fields) -> Mark:
-    mark = Mark(
-        name=fields.text("name"), sequence=fields.count("sequence"),
-        index_sha256=fields.hexdigest("index_sha256"), stat_signature=fields.text("stat_signature"),
-        how=fields.text("how"), verified_at=fields.number("verified_at"),
+    return RunIndex(
+        run=file.run, run_id=file.run_id, highest_sequence=file.highest_sequence, marks=file.marks,
+        checkpoints=tuple(_plain(summary, where) for summary in file.checkpoints),
     )  # fmt: skip
-    fields.end()
-    return mark
 
 
-def _summary_to_json(summary: Summary) -> dict[str, Any]:
-    return asdict(summary) | {
-        "saved_at": float(summary.saved_at),
-        "metrics": {name: float_to_json(value) for name, value in summary.metrics.items()},
-    }
+def _signed(unsigned: _File) -> bytes:
+    sha256 = hashlib.sha256(_spell(unsigned)).hexdigest()
+    return _spell(msgspec.structs.replace(unsigned, sha256=sha256)) + b"\n"
 
 
-def _summary(fields: Fields) -> Summary:
-    metrics = fields.by_name("metrics", _MOST)
-    summary = Summary(
-        name=fields.text("name"), step=fields.count("step"), sequence=fields.count("sequence"),
-        saved_at=fields.number("saved_at"), bytes=fields.count("bytes"),
-        metrics={name: float_from_json(value, where=fields.where) for name, value in metrics.items()},
+def _stored(summary: Summary) -> _StoredSummary:
+    metrics: dict[str, Any] = summary.metrics
+    if not all(map(math.isfinite, metrics.values())):
+        metrics = {name: float_to_json(value) for name, value in metrics.items()}
+    return _StoredSummary(
+        name=summary.name, step=summary.step, sequence=summary.sequence, saved_at=float(summary.saved_at),
+        bytes=summary.bytes, metrics=metrics, inode=summary.inode,
     )  # fmt: skip
-    fields.end()
-    return summary
+
+
+def _plain(summary: _StoredSummary, where: str) -> Summary:
+    metrics: dict[str, Any] = summary.metrics
+    if any(type(value) is dict for value in metrics.values()):
+        metrics = {name: float_from_json(value, where=where) for name, value in metrics.items()}
+    return Summary(
+        name=summary.name, step=summary.step, sequence=summary.sequence, saved_at=summary.saved_at,
+        bytes=summary.bytes, metrics=metrics, inode=summary.inode,
+    )  # fmt: skip

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ckptd.disk.decisions import read_decisions
-from ckptd.disk.entry import MACHINE_ERRORS, none_readable, reading
+from ckptd.disk.entry import none_readable, reading
 from ckptd.disk.in_quarantine import read_quarantine
+from ckptd.disk.newest import newest_on_line
+from ckptd.disk.proving import Proof
 from ckptd.disk.root_runs import AnyRoot, other_runs, runs
 from ckptd.disk.root_runs import opened as open_root
 from ckptd.disk.rootdir import Root
 from ckptd.disk.run_index import Mark, RunIndex, Summary, read_run_index, write_run_index
 from ckptd.disk.series_entries import Entry, Series, candidates, list_run, position_after, read_series
-from ckptd.disk.verification import Report, check, stat_signature
 from ckptd.errors import CheckpointGone, InvalidArgument, NothingThere, NoValidCheckpoint
 from ckptd.names import DEFAULT_RUN, check_run_name, parse_step_folder
 
@@ -100,7 +101,10 @@ def latest_valid(
     check_run_name(run)
     if opened is None:
         return None
-    proof = _Proof(wait, on_progress)
+    proof = Proof(wait, on_progress)
+    newest = _newest_valid(opened.run_dir(run), proof)
+    if newest is not None:
+        return _answer(run, newest, ())
     return _steadily(opened, run, lambda series: _latest(series, proof))
 
 
@@ -116,7 +120,7 @@ def checkpoints(root: AnyRoot, run: str = DEFAULT_RUN) -> list[Checkpoint]:
     with reading(opened.run_dir(run)):
         series = read_series(opened, run)
     entries = list(reversed(candidates(series)))
-    found = [_answer(series, entry) for entry in entries if entry.status == "committed"]
+    found = [_answer(series.run, entry) for entry in entries if entry.status == "committed"]
     if not found:
         _refuse_if_unread([entry for entry in entries if entry.status == "unreadable"], entries, series)
     return found
@@ -151,7 +155,7 @@ def best(
         rated.sort(key=lambda entry: _metric(entry, metric), reverse=mode == "max")
         return _newest(series, rated, proof)
 
-    proof = _Proof(True, on_progress)
+    proof = Proof(True, on_progress)
     return _steadily(opened, run, ask)
 
 
@@ -185,45 +189,6 @@ def select(root: AnyRoot, run: str, selector: str) -> Path:
     return max(enumerate(fitting), key=lambda at: (at[1].status == "committed", at[1].on_line, at[0]))[1].path
 
 
-class _Proof:
-    """Checks checkpoints, each state of each only once."""
-
-    def __init__(self, wait: bool, on_progress: Callable[[str], None] | None) -> None:
-        self.wait, self._on_progress = wait, on_progress
-        self.unread: list[Entry] = []  # that nothing can be said of now
-        self._reports: dict[tuple[Path, str], Report] = {}
-
-    def fault(self, entry: Entry) -> str:
-        """Why it isn't valid; "" when it is. Raises CheckpointGone when it vanished."""
-        if entry.status != "committed":
-            if entry.status == "unreadable":
-                self.unread.append(entry)
-            return entry.reason or entry.status
-        if entry.verified:
-            return ""
-        if not self.wait:
-            return "not verified yet"
-        if self._on_progress is not None:
-            self._on_progress(f"verifying {entry.name}")
-        try:
-            report = self._report(entry.path)
-        except OSError as error:
-            if error.errno in MACHINE_ERRORS:
-                raise
-            self.unread.append(entry)
-            return f"can't be read now: {error}"
-        if report.gone:
-            raise CheckpointGone("the checkpoint is not there any more", where=str(entry.path))
-        return "; ".join(report.faults)
-
-    def _report(self, path: Path) -> Report:
-        known = self._reports.get((path, stat_signature(path)))
-        if known is None:
-            known = check(path, uncached=True)
-            self._reports[path, known.stat_signature] = known
-        return known
-
-
 def _steadily(root: Root, run: str, ask: Callable[[Series], Checkpoint | None]) -> Checkpoint | None:
     """Ask again, of the run as it is then, when retention took a checkpoint while it was read."""
     for _ in range(_TRIES):
@@ -232,7 +197,18 @@ def _steadily(root: Root, run: str, ask: Callable[[Series], Checkpoint | None]) 
     raise CheckpointGone("checkpoints keep vanishing while they are read", where=str(root.run_dir(run)))
 
 
-def _latest(series: Series, proof: _Proof) -> Checkpoint | None:
+def _newest_valid(run_dir: Path, proof: Proof) -> Entry | None:
+    """The newest on the line if it is valid and can be told without reading the whole run."""
+    with contextlib.suppress(
+        OSError, CheckpointGone
+    ):  # whatever is the matter, reading the whole run says it
+        newest = newest_on_line(run_dir)
+        if newest is not None and not proof.fault(newest):
+            return newest
+    return None
+
+
+def _latest(series: Series, proof: Proof) -> Checkpoint | None:
     found = _newest(series, candidates(series), proof)
     if found is None and list_run(series.run_dir).steps != {entry.name for entry in series.entries}:
         raise CheckpointGone("the run changed while it was read", where=str(series.run_dir))
@@ -243,14 +219,14 @@ def _latest(series: Series, proof: _Proof) -> Checkpoint | None:
     return found
 
 
-def _newest(series: Series, entries: list[Entry], proof: _Proof) -> Checkpoint | None:
+def _newest(series: Series, entries: list[Entry], proof: Proof) -> Checkpoint | None:
     """The first of the entries that is valid."""
     passed: list[PassedOver] = []
     proof.unread.clear()
     for entry in entries:
         fault = proof.fault(entry)
         if not fault:
-            return _answer(series, entry, tuple(passed))
+            return _answer(series.run, entry, tuple(passed))
         passed.append(PassedOver(entry.name, fault))
     undecided = not proof.wait and any(entry.status == "committed" for entry in entries)
     if not undecided:
@@ -271,12 +247,12 @@ def _refuse_if_unread(unread: list[Entry], entries: list[Entry], series: Series)
         raise none_readable(series.run_dir, seen)
 
 
-def _answer(series: Series, entry: Entry, passed: tuple[PassedOver, ...] | None = None) -> Checkpoint:
+def _answer(run: str, entry: Entry, passed: tuple[PassedOver, ...] | None = None) -> Checkpoint:
     index = entry.index
     if index is None:
         raise NothingThere("no index", where=str(entry.path))
     return Checkpoint(
-        path=entry.path, name=entry.name, run=series.run, step=index.step, sequence=index.sequence,
+        path=entry.path, name=entry.name, run=run, step=index.step, sequence=index.sequence,
         saved_at=index.saved_at, metrics=dict(index.metrics),
         verified=entry.verified or passed is not None, passed_over=passed or (),
     )  # fmt: skip

@@ -125,10 +125,15 @@ def list_run(run_dir: Path) -> Listing:
             steps.add(name)
         elif work := parse_work_folder(name):
             (temp if work[0] == "tmp" else moved).add(work[1])
-    named = ((parse_quarantine_folder(name), name) for name, _ in _names(run_dir / QUARANTINE_DIR))
-    quarantined = frozenset((held[1], name) for held, name in named if held is not None)
+    quarantined = list_quarantine(run_dir)
     moved |= {sequence for sequence, _ in quarantined}
     return Listing(frozenset(steps), frozenset(temp), frozenset(moved), quarantined)
+
+
+def list_quarantine(run_dir: Path) -> frozenset[tuple[int, str]]:
+    """Sequence and folder name of each checkpoint in quarantine."""
+    named = ((parse_quarantine_folder(name), name) for name, _ in _names(run_dir / QUARANTINE_DIR))
+    return frozenset((held[1], name) for held, name in named if held is not None)
 
 
 def position_after(series: Series, descriptor: Descriptor, sequence: int, *, run_id: str) -> Position:

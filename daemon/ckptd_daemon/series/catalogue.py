@@ -110,7 +110,7 @@ class Catalogue:
         step, repeat = parse_step_folder(committed.name) or (committed.index.step, 1)
         entry = Entry(
             name=committed.name, path=committed.path, step=step, repeat=repeat, index=committed.index,
-            status="committed", own=True,
+            status="committed", own=True, inode=_inode(committed.path),
         )  # fmt: skip
         self._view.read_decisions()  # it may have begun a line
         self._view.put(entry)
@@ -189,7 +189,7 @@ class Catalogue:
         return {
             "run": self.run, "run_id": self.run_id, "checkpoints": len(entries),
             "verified": sum(e.verified for e in entries),
-            "bytes": sum(e.index.total_bytes for e in entries if e.index is not None),
+            "bytes": view.bytes(),
             "quarantined": count_quarantined(self.run_dir),
             "last_committed": _brief(line), "last_verified": _brief([e for e in line if e.verified]),
             "problems": list(self._problems()),
@@ -287,6 +287,13 @@ def _refuse_unread(view: RunView) -> None:
             "the run can't be told now: whose it is, or what was its last", where=str(view.run_dir), seen=said[0],
             todo="it is tried again once the disk can be read; else move that away",
         )  # fmt: skip
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0  # known to nobody: it is read where another would be looked up
 
 
 def _brief(entries: list[Entry]) -> dict[str, Any] | None:

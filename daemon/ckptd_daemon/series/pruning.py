@@ -43,10 +43,12 @@ def prune(
 
     `before` is called before the first one goes, if any does.
     """
-    if unseen := [name for name in _pillars(view, policy) if not view.can_be_looked_at(name)]:
-        log.warning("retention.put_off run=%s: %s can't be looked at now", view.run, unseen[0])
-        return []
-    _distrust_changed(view, policy)
+    while pillars := _pillars(view, policy):
+        if unseen := [name for name in pillars if not view.can_be_looked_at(name)]:
+            log.warning("retention.put_off run=%s: %s can't be looked at now", view.run, unseen[0])
+            return []
+        if not _distrust_changed(view, pillars):
+            break
     asked = (_removal(view, verdict) for verdict in judged(view, policy) if not verdict.keep)
     doomed = [removal for removal in asked if removal is not None]
     if doomed:
@@ -59,12 +61,13 @@ def prune(
     return removed
 
 
-def _distrust_changed(view: RunView, policy: RetentionPolicy) -> None:
-    """Unmark the newest verified one and the best while they haven't the files that were verified."""
-    while suspects := [name for name in _pillars(view, policy) if not view.unchanged(name)]:
-        for name in suspects:
-            log.warning("checkpoint.changed run=%s name=%s; it counts again once verified", view.run, name)
-            view.unmark(name)
+def _distrust_changed(view: RunView, pillars: list[str]) -> bool:
+    """Unmark those that haven't the files any more that were verified; whether there were any."""
+    suspects = [name for name in pillars if not view.unchanged(name)]
+    for name in suspects:
+        log.warning("checkpoint.changed run=%s name=%s; it counts again once verified", view.run, name)
+        view.unmark(name)
+    return bool(suspects)
 
 
 def _pillars(view: RunView, policy: RetentionPolicy) -> list[str]:

@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptd.disk.decisions import Decisions, read_decisions
-from ckptd.disk.lineage import line_of
+from ckptd.disk.lineage import Line, line_of
 from ckptd.disk.rootdir import Root
 from ckptd.disk.run_index import Mark, RunIndex, Summary, read_run_index
 from ckptd.disk.series_entries import Entry, Series, list_run, read_series
 from ckptd.disk.verification import Report, stat_signature
+from ckptd.format.records import CheckpointIndex
 from ckptd_daemon.series.retention import Candidate
 
 
@@ -38,6 +39,7 @@ class RunView:
         self.decisions_unread = ""
         self._moved: set[int] = set()
         self._by_snapshot: dict[tuple[str, int], Entry] = {}
+        self._summed: dict[str, tuple[CheckpointIndex, Summary]] = {}
         cached = read_run_index(self.run_dir)
         self._marks = {mark.name: mark for mark in cached.marks} if cached is not None else {}
         self.series: Series = read_series(root, run)
@@ -97,9 +99,24 @@ class RunView:
             highest = max(self.series.next_sequence, sequence + 1)
             known = self.series.known_sequences | {sequence}
             self.series = replace(self.series, known_sequences=known, next_sequence=highest)
+        goes_on = self._goes_on(entry)
         self._marks.pop(entry.name, None)
         self.failed.pop(entry.name, None)
-        self._set([*(e for e in self.series.entries if e.name != entry.name), entry])
+        if goes_on and entry.index is not None:
+            line = Line(entry.index.lineage, entry.index.sequence + 1)
+            self.series = replace(self.series, entries=(*self.series.entries, entry), line=line)
+            self._by_snapshot[entry.index.client_id, entry.index.snapshot] = entry
+        else:
+            self._set([*(e for e in self.series.entries if e.name != entry.name), entry])
+
+    def _goes_on(self, entry: Entry) -> bool:
+        """Whether it only makes the line longer, so that for all the others everything stays as it is."""
+        ranges, index = self.series.line.ranges, entry.index
+        if not ranges or index is None or not entry.own or self[entry.name] is not None:
+            return False
+        # A lineage that is the line with a longer last range says that nothing known lies between the two.
+        *closed, (first, _) = ranges
+        return index.lineage == (*closed, (first, index.sequence))
 
     def drop(self, names: Collection[str], *, moved: int | None = None) -> None:
         """These are no longer there; moved: the sequence of the one that went to quarantine."""
@@ -117,12 +134,18 @@ class RunView:
             name=entry.name, sequence=report.sequence or 0, index_sha256=report.index_sha256,
             stat_signature=report.stat_signature, how=report.how, verified_at=time.time(),
         )  # fmt: skip
-        self._set([replace(e, verified=True) if e.name == entry.name else e for e in self.series.entries])
+        self._set_verified(entry.name, True)
 
     def unmark(self, name: str) -> None:
         """It isn't verified any more."""
         self._marks.pop(name, None)
-        self._set([replace(e, verified=False) if e.name == name else e for e in self.series.entries])
+        self._set_verified(name, False)
+
+    def _set_verified(self, name: str, verified: bool) -> None:
+        """The line doesn't depend on it."""
+        entries = tuple(replace(e, verified=verified) if e.name == name else e for e in self.series.entries)
+        self.series = replace(self.series, entries=entries)
+        self._by_snapshot |= {key: e for e in entries if e.name == name and (key := self._key(e)) is not None}
 
     def fail(self, name: str, fault: str, report: Report) -> None:
         """It failed its check, and is still in place."""
@@ -170,19 +193,28 @@ class RunView:
 
     def run_index(self) -> RunIndex:
         """The cache to write."""
-        indexed = [(entry, entry.index) for entry in self.series.entries if entry.index is not None]
-        checkpoints = [
-            Summary(
-                name=entry.name, step=index.step, sequence=index.sequence, saved_at=index.saved_at,
-                bytes=index.total_bytes, metrics=dict(index.metrics),
-            )
-            for entry, index in indexed
-        ]  # fmt: skip
+        entries = [entry for entry in self.series.entries if entry.index is not None]
+        marked = (self._marks[entry.name] for entry in entries if entry.verified)
         return RunIndex(
             run=self.run, run_id=self.run_id, highest_sequence=self.series.next_sequence - 1,
-            marks=tuple(self._marks[entry.name] for entry, _ in indexed if entry.verified),
-            checkpoints=tuple(checkpoints),
+            marks=tuple(marked), checkpoints=tuple(self._summaries(entries)),
         )  # fmt: skip
+
+    def bytes(self) -> int:
+        """Of all its checkpoints."""
+        return sum(summary.bytes for summary in self._summaries(self.series.entries))
+
+    def _summaries(self, entries: Iterable[Entry]) -> list[Summary]:
+        """Of those that have an index; each is made once."""
+        before, self._summed = self._summed, {}
+        for entry in entries:
+            if entry.index is None:
+                continue
+            known = before.get(entry.name)
+            if known is None or known[0] is not entry.index or known[1].inode != entry.inode:
+                known = entry.index, _summary(entry, entry.index)
+            self._summed[entry.name] = known
+        return [summary for _, summary in self._summed.values()]
 
     def _read(self, series: Series) -> None:
         """Take over what was read from disk; of what is ours and what is verified, we know more."""
@@ -215,11 +247,20 @@ class RunView:
             on_line = entry.index.sequence in line if entry.own and entry.index is not None else entry.on_line
             placed.append(entry if entry.on_line is on_line else replace(entry, on_line=on_line))
         self.series = replace(self.series, entries=tuple(placed), line=line)
-        self._by_snapshot = {
-            (entry.index.client_id, entry.index.snapshot): entry
-            for entry in placed
-            if entry.own and entry.index is not None and entry.status in ("committed", "unreadable")
-        }
+        self._by_snapshot = {key: entry for entry in placed if (key := self._key(entry)) is not None}
+
+    def _key(self, entry: Entry) -> tuple[str, int] | None:
+        """Of which snapshot of which client it is, where it is whole as far as can be told."""
+        if not entry.own or entry.index is None or entry.status not in ("committed", "unreadable"):
+            return None
+        return entry.index.client_id, entry.index.snapshot
+
+
+def _summary(entry: Entry, index: CheckpointIndex) -> Summary:
+    return Summary(
+        name=entry.name, step=index.step, sequence=index.sequence, saved_at=index.saved_at,
+        bytes=index.total_bytes, metrics=dict(index.metrics), inode=entry.inode,
+    )  # fmt: skip
 
 
 def _with_index(now: Entry, before: Entry | None) -> Entry:

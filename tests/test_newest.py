@@ -1,0 +1,232 @@
+"""The latest told without a look into every folder is the one that reading the whole run gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ckptd
+from ckptd.disk import newest as by_index
+from ckptd.disk import series
+from ckptd.disk.entry import Entry, read_entry
+from ckptd.disk.newest import newest_on_line
+from ckptd.disk.series import Checkpoint
+from ckptd.disk.verification import check
+from ckptd.errors import CkptdError
+from ckptd.format.records import index_to_bytes, read_index
+from ckptd.names import step_folder, work_folder
+from ckptd_daemon.series.catalogue import Catalogue
+from run_damage import flip, quarantine, rewound
+from snapshots import Writer
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    return Writer(tmp_path / "root")
+
+
+def sum_up(writer: Writer, *, verify: bool = True) -> None:
+    """As a daemon leaves the run: everything verified, and its index written."""
+    catalogue = Catalogue(writer.root, writer.run)
+    catalogue.open()
+    for name in catalogue.unverified() if verify else ():
+        catalogue.apply_report(check(writer.run_dir / name))
+    catalogue.write_index()
+
+
+def three(writer: Writer) -> Path:
+    for step in (1, 2, 3):
+        writer.commit(step)
+    sum_up(writer)
+    return writer.run_dir / "step-000000003"
+
+
+def asked(writer: Writer, wait: bool) -> Checkpoint | str | None:
+    try:
+        return ckptd.latest_valid(writer.root.path, writer.run, wait=wait)
+    except CkptdError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def nothing(writer: Writer) -> None:
+    three(writer)
+
+
+def another_commit(writer: Writer) -> None:
+    three(writer)
+    writer.commit(4)
+
+
+def a_lower_step_later(writer: Writer) -> None:
+    writer.commit(1000)
+    writer.commit(999)
+    sum_up(writer)
+
+
+def a_bit_of_the_newest(writer: Writer) -> None:
+    flip(three(writer) / "ckpt.pt")
+
+
+def the_newest_ones_index(writer: Writer) -> None:
+    flip(three(writer) / "index.json", 300)
+
+
+def the_newest_without_a_file(writer: Writer) -> None:
+    (three(writer) / "ckpt.pt").unlink()
+
+
+def the_newest_quarantined(writer: Writer) -> None:
+    quarantine(writer, three(writer).name, 3)
+
+
+def the_newest_in_trash(writer: Writer) -> None:
+    newest = three(writer)
+    newest.rename(newest.with_name(work_folder("trash", 3)))
+
+
+def an_old_one_in_trash(writer: Writer) -> None:
+    three(writer)
+    (writer.run_dir / "step-000000001").rename(writer.run_dir / work_folder("trash", 1))
+
+
+def another_line(writer: Writer) -> None:
+    rewound(writer)
+    sum_up(writer)
+
+
+def a_new_line_whose_head_is_damaged(writer: Writer) -> None:
+    flip(rewound(writer).path / "index.json", 300)
+    sum_up(writer)
+
+
+def a_new_line_whose_head_is_gone(writer: Writer) -> None:
+    head = rewound(writer).path
+    sum_up(writer)
+    head.rename(head.with_name(work_folder("trash", 8)))
+
+
+def a_copy_of_the_newest(writer: Writer) -> None:
+    newest = three(writer)
+    shutil.copytree(newest, newest.with_name(newest.name + ".2"))
+
+
+def a_copy_of_an_old_one_in_the_place_of_the_newest(writer: Writer) -> None:
+    newest = three(writer)
+    shutil.rmtree(newest)
+    shutil.copytree(newest.with_name("step-000000001"), newest)
+
+
+def a_folder_replaced_by_a_newer_one(writer: Writer) -> None:
+    three(writer)
+    old = writer.run_dir / "step-000000001"
+    moved = old.with_name("elsewhere")
+    old.rename(moved)
+    old.mkdir()
+    for path in moved.iterdir():
+        shutil.copy2(path, old)
+    index = dataclasses.replace(read_index(moved), sequence=9, parent=3, lineage=((1, 9),), snapshot=9)
+    (old / "index.json").write_bytes(index_to_bytes(index))
+
+
+def a_foreign_one_that_is_newer(writer: Writer) -> None:
+    newest = three(writer)
+    index = dataclasses.replace(read_index(newest), sequence=9, step=9, run_id="f" * 32)
+    foreign = shutil.copytree(newest, newest.with_name(step_folder(9)))
+    (foreign / "index.json").write_bytes(index_to_bytes(index))
+
+
+def a_damaged_decision(writer: Writer) -> None:
+    three(writer)
+    for path in (writer.run_dir / "decisions").iterdir():
+        flip(path, 20)
+
+
+def a_garbled_run_index(writer: Writer) -> None:
+    three(writer)
+    flip(writer.run_dir / "index.json", 200)
+
+
+def a_link_and_a_file_of_such_names(writer: Writer) -> None:
+    newest = three(writer)
+    newest.with_name("step-000000008").symlink_to(newest)
+    newest.with_name("step-000000009").write_text("")
+    newest.with_name("step-10-hf").mkdir()
+
+
+def nothing_verified(writer: Writer) -> None:
+    writer.commit(1)
+    writer.commit(2)
+    sum_up(writer, verify=False)
+
+
+def nothing_there(writer: Writer) -> None:
+    three(writer)
+    for path in writer.run_dir.glob("step-*"):
+        shutil.rmtree(path)
+
+
+CASES: list[Callable[[Writer], None]] = [
+    nothing, another_commit, a_lower_step_later, a_bit_of_the_newest, the_newest_ones_index,
+    the_newest_without_a_file, the_newest_quarantined, the_newest_in_trash, an_old_one_in_trash, another_line,
+    a_new_line_whose_head_is_damaged, a_new_line_whose_head_is_gone, a_copy_of_the_newest,
+    a_copy_of_an_old_one_in_the_place_of_the_newest, a_folder_replaced_by_a_newer_one,
+    a_foreign_one_that_is_newer, a_damaged_decision, a_garbled_run_index, a_link_and_a_file_of_such_names,
+    nothing_verified, nothing_there,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("wait", [True, False], ids=["wait", "at once"])
+def test_the_answer_is_that_of_the_whole_run(
+    case: Callable[[Writer], None], wait: bool, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case(writer)
+    soon = asked(writer, wait)
+    monkeypatch.setattr(series, "newest_on_line", lambda _: None)
+    assert soon == asked(writer, wait)
+
+
+def test_only_the_newest_folder_is_opened(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = three(writer)
+    opened: list[str] = []
+
+    def counted(path: Path) -> Entry | None:
+        opened.append(path.name)
+        return read_entry(path)
+
+    monkeypatch.setattr(by_index, "read_entry", counted)
+    monkeypatch.setattr(series, "read_series", None)
+    found = ckptd.latest_valid(writer.root.path, writer.run)
+    assert found is not None
+    assert (found.path, found.verified, found.passed_over) == (newest, True, ())
+    assert opened == [newest.name]
+
+
+def test_a_run_that_changes_between_the_two_listings_is_read_whole(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = three(writer)
+    assert newest_on_line(writer.run_dir) is not None
+
+    def renames(path: Path) -> Entry | None:
+        entry = read_entry(path)
+        os.rename(newest, newest.with_name(work_folder("trash", 3)))
+        return entry
+
+    monkeypatch.setattr(by_index, "read_entry", renames)
+    assert newest_on_line(writer.run_dir) is None
+
+
+def test_many_that_the_index_does_not_know_are_read_as_a_whole_run_is(writer: Writer) -> None:
+    writer.commit(1)
+    sum_up(writer)
+    for step in range(2, 2 + by_index._MOST_UNKNOWN):
+        writer.commit(step)
+    assert newest_on_line(writer.run_dir) is not None
+    writer.commit(100)
+    assert newest_on_line(writer.run_dir) is None
