@@ -62,7 +62,7 @@ def test_the_hash_is_the_same_by_one_thread_and_by_many_and_of_other_bytes_anoth
 def test_one_flipped_bit_is_found_by_its_hash(slot: Slot, at: int) -> None:
     prove(slot)
     slot.data[at] ^= 1
-    with SealedSlot(slot.path) as sealed, pytest.raises(ProtocolError, match="tensors' bytes"):
+    with SealedSlot(slot.path) as sealed, pytest.raises(ProtocolError, match="tensors' bytes in the slot"):
         sealed.check(threads=2)
 
 

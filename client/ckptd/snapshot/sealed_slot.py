@@ -15,8 +15,9 @@ from types import TracebackType
 
 from ckptd.errors import CkptdError, ProtocolError
 from ckptd.snapshot import slot_header, slot_proof
+from ckptd.snapshot.slot_file import open_slot_file
 from ckptd.snapshot.slot_header import SlotHeader, SlotState
-from ckptd.snapshot.slots import HEADER_BYTES, needed_bytes, open_slot_file
+from ckptd.snapshot.slot_layout import HEADER_BYTES, needed_bytes
 
 __all__ = ["SealedSlot", "sealed_slots"]
 
@@ -88,12 +89,7 @@ class SealedSlot:
             OSError: They can't be read.
         """
         proof = slot_proof.of(self._page(), self.header)
-        seen = slot_proof.hash_of(self.read, self.header.data_bytes, threads=threads)
-        if proof is None or seen != proof.sha256:
-            raise ProtocolError(
-                "the tensors' bytes aren't what was sealed", where=self.path.name, seen=seen,
-                wanted="none recorded" if proof is None else proof.sha256,
-            )  # fmt: skip
+        slot_proof.check(proof, self.read, self.header.data_bytes, threads=threads, where=self.path.name)
 
     def descriptor(self) -> bytes:
         """The encoded descriptor. Raises ProtocolError unless it is what was sealed, and OSError."""

@@ -17,10 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+from ckptd.errors import ProtocolError
 from ckptd.limits import MIB
 from ckptd.snapshot.slot_header import SlotHeader
 
-__all__ = ["PROOF_AT", "PROOF_BYTES", "Proof", "hash_of", "of", "pack", "unpack"]
+__all__ = ["PROOF_AT", "PROOF_BYTES", "Proof", "check", "hash_of", "of", "pack", "unpack"]
 
 _PIECE_BYTES: Final = 4 * MIB
 _FIELDS: Final = struct.Struct("<8sQQ32s")  # magic, generation, data bytes, hash
@@ -58,6 +59,23 @@ def of(page: bytes | memoryview, header: SlotHeader) -> Proof | None:
     proof = unpack(bytes(page[PROOF_AT : PROOF_AT + PROOF_BYTES]))
     told = (header.generation, header.data_bytes)
     return proof if proof is not None and (proof.generation, proof.data_bytes) == told else None
+
+
+def check(
+    proof: Proof | None, read: Callable[[int, int], bytes | memoryview], data_bytes: int, *,
+    threads: int, where: str,
+) -> None:  # fmt: skip
+    """Hash all data and compare.
+
+    Raises:
+        ProtocolError: They aren't what was recorded, or nothing was.
+    """
+    seen = hash_of(read, data_bytes, threads=threads)
+    if proof is None or seen != proof.sha256:
+        raise ProtocolError(
+            "the tensors' bytes in the slot aren't what was sealed", where=where, seen=seen,
+            wanted="none recorded" if proof is None else proof.sha256,
+        )  # fmt: skip
 
 
 def hash_of(read: Callable[[int, int], bytes | memoryview], data_bytes: int, *, threads: int = 1) -> str:

@@ -16,7 +16,6 @@ import errno
 import hashlib
 import mmap
 import os
-import stat
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +26,7 @@ from ckptd.errors import ProtocolError, SharedMemoryTooSmall
 from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.snapshot import slot_header, slot_proof
 from ckptd.snapshot.mapped_memory import MappedMemory
+from ckptd.snapshot.slot_file import open_slot_file
 from ckptd.snapshot.slot_header import COPIES, SlotHeader, SlotState
 from ckptd.snapshot.slot_layout import HEADER_BYTES, needed_bytes, page_up, streamed_bytes
 from ckptd.snapshot.slot_proof import PROOF_AT, PROOF_BYTES, Proof
@@ -37,7 +37,6 @@ __all__ = [
     "SlotHeader",
     "SlotState",
     "needed_bytes",
-    "open_slot_file",
     "streamed_bytes",
 ]
 
@@ -236,6 +235,14 @@ class Slot:
         """What the data hashed to; None when nobody has hashed them yet."""
         return slot_proof.of(self._all, self.header())
 
+    def check(self, data: memoryview, *, threads: int) -> None:
+        """Nothing, if `data` is what was proven, or nothing was. Raises ProtocolError."""
+        proof = self.proof()
+        if proof is not None:
+            slot_proof.check(
+                proof, lambda at, count: data[at : at + count], len(data), threads=threads, where=self.name
+            )
+
     # --- the memory ------------------------------------------------------------------------------
 
     def prefault(self, *, write: bool = True) -> None:
@@ -286,36 +293,3 @@ class Slot:
 
     def _write(self, start: int, counter: int, header: SlotHeader) -> None:
         self._all[start : start + slot_header.PACKED_BYTES] = slot_header.pack(counter, header)
-
-
-def open_slot_file(path: Path, mode: int) -> tuple[int, int]:
-    """The descriptor and size of a slot's file, opened with O_RDWR or O_RDONLY; raises as Slot.open."""
-    try:
-        fd = os.open(path, mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise ProtocolError("not a slot", where=str(path), seen=error.strerror or "") from error
-        raise
-    try:
-        found = os.fstat(fd)
-        _check_file(path, found)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd, found.st_size
-
-
-def _check_file(path: Path, found: os.stat_result) -> None:
-    seen = ""
-    if not stat.S_ISREG(found.st_mode):
-        seen = "not a regular file"
-    elif found.st_uid != os.geteuid():
-        seen = f"owner {found.st_uid}"
-    elif stat.S_IMODE(found.st_mode) & 0o077:
-        seen = f"mode {stat.S_IMODE(found.st_mode):04o}"
-    elif found.st_size < 2 * PAGE_ALIGNMENT or found.st_size % PAGE_ALIGNMENT:
-        seen = f"{found.st_size} bytes"
-    if seen:
-        raise ProtocolError(
-            "not a slot", where=str(path), seen=seen, wanted=f"a private regular file of user {os.geteuid()}"
-        )

@@ -26,7 +26,6 @@ from ckptd.errors import OutcomeUnknown, ProtocolError
 from ckptd.limits import MIB
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import decode
-from ckptd.snapshot.slot_proof import hash_of
 from ckptd.snapshot.slots import Slot, SlotHeader
 from ckptd_daemon.core.worker import Worker
 from ckptd_daemon.series.catalogue import Catalogue
@@ -219,7 +218,7 @@ class Disk:
                 descriptor,
                 view,
                 position,
-                check=lambda: _check_proof(slot, view),
+                check=lambda: slot.check(view, threads=len(os.sched_getaffinity(0))),
             )
         except OutcomeUnknown:
             with contextlib.suppress(OSError):  # else it stays unknown
@@ -242,21 +241,6 @@ def _free(slot: Slot) -> None:
         ProtocolError
     ) as error:  # its client destroyed the header meanwhile: nobody can adopt it again either
         log.warning("slot.not_freed slot=%s error=%s", slot.name, error)
-
-
-def _check_proof(slot: Slot, data: memoryview) -> None:
-    """What waited long enough to be proven is written only if it is still what was proven."""
-    proof = slot.proof()
-    if proof is None:
-        return
-    seen = hash_of(lambda at, count: data[at : at + count], len(data), threads=len(os.sched_getaffinity(0)))
-    if seen != proof.sha256:
-        raise ProtocolError(
-            "the tensors' bytes in the slot aren't what was sealed",
-            where=slot.name,
-            seen=seen,
-            wanted=proof.sha256,
-        )
 
 
 def _check_same(header: SlotHeader, descriptor: Descriptor) -> None:
