@@ -46,6 +46,7 @@ class DaemonLink:
         self.filling: Slot | None = None  #: the slot that is filled beside the training
         self._slots, self._wanted, self._slot_bytes = SlotSet(client_id, run), slots, 0
         self._epoch, self._checked_at, self.asked_at = 0, 0.0, 0.0
+        self._hurried = 0  # the newest snapshot that the daemon was told we wait for
         self._pushes: dict[int, int] = {}  # message → snapshot, until it is answered
         self._drained: dict[int, int] = {}  # message → how many failed
         self._questions: set[int] = set()  # whether a snapshot gives way; not answered yet
@@ -78,6 +79,7 @@ class DaemonLink:
         self._drained.clear()
         self._questions.clear()
         self._skipped.forgotten()
+        self._hurried = 0
         self._slots.update(attached.slot_dir, attached.slots, keep=self._held())
         self.ask_again()
 
@@ -215,6 +217,14 @@ class DaemonLink:
         message = self._skipped.due(at_last=at_last) if self.session.connected else None
         if message is not None and (number := self.session.send(message)) is not None:
             self._skipped.sent(number)
+
+    def hurry(self) -> None:
+        """Say that this process waits for what it has pushed, unless that is said already."""
+        newest = max((staged.ticket.snapshot for staged in self.outbox.staged), default=0)
+        if newest > self._hurried:
+            request = wire.Hurry(id=0, client_id=self.owner[0], snapshot=newest)
+            if self.session.send(request) is not None:
+                self._hurried = newest
 
     # --- questions -------------------------------------------------------------------------------
 

@@ -146,6 +146,7 @@ class DaemonWriter:
                 link.look(_SLICE_S)
                 continue
             self._check_busy(started, timeout_s, asked=way is not None and way.asked)
+            link.hurry()
             link.look(min(_SLICE_S, left_s))
         self._silent_at = None
         return slot
@@ -272,6 +273,7 @@ class DaemonWriter:
         while True:
             self._beside.finish(max(0.0, started + timeout_s - time.monotonic()))
             with self.lock:
+                self._link.hurry()
                 self._link.look(max(0.0, min(_SLICE_S, started + timeout_s - time.monotonic())))
                 if done():
                     return

@@ -87,9 +87,10 @@ class Skipped(Message):
 
 
 class Hurry(Message):
-    """The trainer waits: what it has pushed so far is written at normal priority. Answered by Done."""
+    """The trainer waits for its snapshots up to this one: they are written at normal priority. Answered by Done."""
 
     client_id: ClientId
+    snapshot: Count
 
 
 class Resolve(Message):

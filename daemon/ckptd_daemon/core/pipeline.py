@@ -114,20 +114,6 @@ class Pipeline:
         self.books[run].ledger.add(snapshot)
         return snapshot
 
-    def hurry(self, run: str, client_id: str) -> None:
-        """What this client has pushed so far is waited for."""
-        for snapshot in self.unwritten(run):
-            snapshot.hurried |= snapshot.client_id == client_id
-
-    def look_who_waits(self, *, leaving: bool = False) -> None:
-        """Have files written at the priority that is right now.
-
-        Args:
-            leaving: The daemon is about to leave: whoever asked it to may not give it long.
-        """
-        waited_for = any(snapshot.hurried for snapshot in self.unwritten())
-        self._disk.writing.urgency.set(waited_for or leaving or len(self._waiting) > 0)
-
     def retry(self) -> None:
         """Do again what was put off and is due."""
         for snapshot in self.unwritten():

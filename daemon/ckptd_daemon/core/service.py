@@ -79,8 +79,7 @@ class Service:
                 self.clients.skipped(self._session(identity, request.client_id), request)
                 self._send(identity, wire.Done(id=request.id))
             case wire.Hurry():
-                session = self._session(identity, request.client_id)
-                self.pipeline.hurry(session.run, session.client_id)
+                self._session(identity, request.client_id).waits_for = request.snapshot
                 self._send(identity, wire.Done(id=request.id))
             case wire.Resolve():
                 self._resolve(identity, request)

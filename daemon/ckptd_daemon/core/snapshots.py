@@ -31,7 +31,6 @@ class Snapshot:
         retry_s: The pause before that.
         room_waits: How often it was put off because retention was about to free the room it needs.
         waits_for_room: Whether it is put off for that now: soon over, so whoever waits for it goes on waiting.
-        hurried: Whether its trainer waits for it.
     """
 
     run: str
@@ -50,7 +49,6 @@ class Snapshot:
     retry_s: float = 0.0
     room_waits: int = 0
     waits_for_room: bool = False
-    hurried: bool = False
 
     def becomes(self, event: Event) -> None:
         self.state = after(self.state, event)

@@ -1,0 +1,20 @@
+"""Whether somebody waits for what is being written: then it isn't done at the lowest priority."""
+
+from __future__ import annotations
+
+from ckptd_daemon.core.clients import Clients
+from ckptd_daemon.core.snapshots import Snapshot
+
+
+def somebody_waits(clients: Clients) -> bool:
+    """A trainer waits, or whoever asked for a drain, or whoever asked the daemon to leave: it may have little time."""
+    return (
+        bool(clients.leaving)
+        or clients.pipeline.waiting() > 0
+        or any(_is_waited_for(snapshot, clients) for snapshot in clients.pipeline.unwritten())
+    )
+
+
+def _is_waited_for(snapshot: Snapshot, clients: Clients) -> bool:
+    session = clients.sessions.get(snapshot.client_id)
+    return session is not None and snapshot.number <= session.waits_for
