@@ -13,6 +13,7 @@ import torch
 
 import ckptd
 from ckptd.disk.rootdir import Root
+from ckptd.disk.series_entries import read_series
 from ckptd.errors import (
     CheckpointWarning,
     CkptdError,
@@ -22,7 +23,7 @@ from ckptd.errors import (
     RootLocked,
     SaveFailed,
 )
-from ckptd.link import inline_writer
+from ckptd.link import adoption, inline_writer
 from ckptd.link.staging import Payload, fill
 from ckptd.names import parse_work_folder, work_folder
 from ckptd.snapshot.slots import Slot
@@ -203,7 +204,8 @@ def test_the_sequence_of_a_snapshot_that_waits_in_shared_memory_is_not_given_aga
     slot.path.unlink()
 
 
-def test_snapshots_that_wait_in_shared_memory_are_said(root: Path) -> None:
+def left_in_shared_memory(root: Path, ending: str) -> int:
+    """A trainer whose daemon was killed before it wrote steps 7 and 8; the trainer's pid."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -212,17 +214,69 @@ def test_snapshots_that_wait_in_shared_memory_are_said(root: Path) -> None:
             record = daemon_of(root)
             assert record is not None
             stop(record.pid)
-            client.snapshot(7, state_of(7.0))
+            for step in (7, 8):
+                client.snapshot(step, state_of(float(step)))
             os.kill(record.pid, signal.SIGKILL)
         finally:
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
+            os.kill(os.getpid(), signal.Signals[ending])
+    os.waitpid(pid, os.WUNTRACED)
     wait_until(lambda: daemon_of(root) is None)
-    with pytest.warns(CheckpointWarning, match=r"1 snapshot\(s\).*ckptd start"):
-        client = ckptd.Client(root, daemon="off")
-    client.close()
-    with ckptd.Client(root) as client:
-        resumed = client.restore(state_of(0.0))
-        assert resumed is not None
-        assert resumed.step == 7
-    assert list(Root.for_reading(root).slot_path.glob("slot-*")) == []
+    return pid
+
+
+def test_what_a_killed_trainer_left_in_shared_memory_is_written_before_anything_else(root: Path) -> None:
+    left_in_shared_memory(root, "SIGKILL")
+    with ckptd.Client(root, daemon="off") as client:
+        on_line = [
+            (e.step, e.sequence, e.on_line) for e in read_series(Root.for_reading(root), "default").entries
+        ]
+        assert on_line == [(7, 1, True), (8, 2, True)]
+        state = state_of(0.0)
+        resumed = client.restore(state)
+        assert resumed is not None and (resumed.step, resumed.staged) == (8, False)
+        assert torch.equal(state["weights"], state_of(8.0)["weights"])
+        assert client.snapshot(9, state).sequence == 3
+        assert not Root.for_reading(root).slot_path.exists()
+
+
+def test_what_a_living_trainer_has_sealed_is_said_and_left_to_it(root: Path) -> None:
+    pid = left_in_shared_memory(root, "SIGSTOP")
+    try:
+        with pytest.warns(CheckpointWarning, match=rf"pid {pid}"):
+            client = ckptd.Client(root, daemon="off")
+        assert client.snapshot(1, state_of(1.0)).committed
+        client.close()
+        assert len(list(Root.for_reading(root).slot_path.glob("slot-*"))) == 2
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_what_can_not_be_written_now_stays_in_shared_memory_and_is_said(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_in_shared_memory(root, "SIGKILL")
+
+    def fails(*_: object, **_how: object) -> None:
+        raise NoSpace("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(adoption, "commit_snapshot", fails)
+        with pytest.warns(CheckpointWarning, match="the disk is full"):
+            ckptd.Client(root, daemon="off").close()
+    with ckptd.Client(root, daemon="off") as client:
+        assert [one.step for one in client.checkpoints()] == [7, 8]
+
+
+def test_a_snapshot_that_was_committed_before_its_slot_was_freed_is_not_written_again(root: Path) -> None:
+    left_in_shared_memory(root, "SIGKILL")
+    slots = sorted(Root.for_reading(root).slot_path.glob("slot-*"))
+    copies = {path: path.read_bytes() for path in slots}
+    ckptd.Client(root, daemon="off").close()
+    Root.for_reading(root).slot_dir()
+    for path, copy in copies.items():
+        path.touch(0o600)
+        path.write_bytes(copy)
+    with ckptd.Client(root, daemon="off") as client:
+        assert [one.step for one in client.checkpoints()] == [7, 8]
+    assert not Root.for_reading(root).slot_path.exists()

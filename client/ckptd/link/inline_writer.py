@@ -11,7 +11,6 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,26 +26,24 @@ from ckptd.errors import (
     CkptdError,
     NoSpace,
     OutcomeUnknown,
-    ProtocolError,
     ReadFailed,
     RootLocked,
     SaveFailed,
 )
 from ckptd.limits import PAGE_ALIGNMENT
+from ckptd.link.adoption import adopt_left, sealed_headers
 from ckptd.link.earlier import EarlierSlots
 from ckptd.link.failures import Failure, Failures
 from ckptd.link.staging import Payload
 from ckptd.link.ticket import Ticket
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import decode
-from ckptd.snapshot.slots import Slot, SlotHeader, SlotState
 from ckptd.warning import warn
 
 __all__ = ["InlineWriter"]
 
 _LEAVING_WRITER_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.05
-_IN_USE: Final = (SlotState.SEALED, SlotState.WRITING)
 
 
 class InlineWriter:
@@ -61,7 +58,7 @@ class InlineWriter:
         self._next_sequence = 1
 
     def open(self) -> None:
-        """Take the lock; clear away what a killed writer left; find or give the run's id.
+        """Take the lock; clear away what a killed writer left; find or give the run's id; write what waits in slots.
 
         Raises:
             RootLocked: A daemon or another client writes to this root.
@@ -84,7 +81,7 @@ class InlineWriter:
                 settle(run_dir)
             elif not series.decisions.unreadable:
                 write_birth(run_dir, self.run_id)
-            self._look_into_slots()
+            self._write_left()
         except OSError as error:
             self._root_lock.release()
             raise SaveFailed("the run can't be opened", where=self._run, seen=str(error)) from error
@@ -202,14 +199,17 @@ class InlineWriter:
         with contextlib.suppress(BufferError):  # somebody's view of it still lives; it goes with that
             self._buffer.close()
 
-    def _look_into_slots(self) -> None:
-        waiting = list(_sealed(self._root))
-        self._next_sequence = max([self._next_sequence, *(header.sequence + 1 for header in waiting)])
-        if mine := [header for header in waiting if header.run == self._run]:
-            warn(
-                f"run {self._run}: {len(mine)} snapshot(s) of an earlier client wait in shared memory; "
-                f"write them first with: ckptd start --root {self._root.path} --detach"
-            )
+    def _write_left(self) -> None:
+        """What earlier clients left in shared memory; no sequence that a snapshot there has is given again."""
+        given = [header.sequence + 1 for header in sealed_headers(self._root)]
+        self._next_sequence = max([self._next_sequence, *given])
+        adopt_left(
+            self._root,
+            self._run,
+            self.run_id,
+            self._next_sequence,
+            lambda why: warn(f"run {self._run}: {why}"),
+        )
 
 
 def _refuse_unread(series: Series) -> None:
@@ -226,20 +226,3 @@ def _forget_frames(error: BaseException) -> None:
     while link is not None:
         traceback.clear_frames(link.__traceback__)
         link = link.__cause__ or link.__context__
-
-
-def _sealed(root: Root) -> Iterator[SlotHeader]:
-    """Headers of all snapshots that wait in slots of this root."""
-    try:
-        paths = list(root.slot_path.iterdir())
-    except OSError:
-        return
-    for path in paths:
-        with contextlib.suppress(OSError, ProtocolError):
-            slot = Slot.open(path)
-            try:
-                header = slot.header()
-            finally:
-                slot.close()
-            if header.state in _IN_USE:
-                yield header
