@@ -288,58 +288,81 @@ def test_two_back_to_back_with_a_slow_writer_are_both_whole(root: Path) -> None:
             assert_whole(ticket.wait("verified", timeout_s=30).path, step)
 
 
-def test_with_on_busy_skip_the_step_that_was_skipped_is_named_and_the_others_are_whole(root: Path) -> None:
-    with slow_writer(root, on_busy="skip") as (daemon, client):
+def test_with_on_busy_skip_and_one_slot_the_step_that_was_skipped_is_named_and_the_others_are_whole(
+    root: Path,
+) -> None:
+    with slow_writer(root, on_busy="skip", slots=1) as (daemon, client):
         client.reserve(weights(0))
         stall(daemon)
-        kept = [client.snapshot(step, weights(step)) for step in (1, 2)]
+        kept = client.snapshot(1, weights(1))
         daemon.wait_until_stalled()
-        with pytest.warns(CheckpointWarning, match=r"step 3 was skipped"):
-            skipped = client.snapshot(3, weights(3))
+        with pytest.warns(CheckpointWarning, match=r"step 2 was skipped"):
+            skipped = client.snapshot(2, weights(2))
         assert skipped.state == "skipped"
         daemon.clear()
-        for step, ticket in enumerate(kept, 1):
-            assert_whole(ticket.wait("verified", timeout_s=30).path, step)
-        after = client.snapshot(4, weights(4)).wait("verified", timeout_s=30)
-        assert_whole(after.path, 4)
-        assert [one.step for one in client.checkpoints()] == [1, 2, 4]
+        assert_whole(kept.wait("verified", timeout_s=30).path, 1)
+        after = client.snapshot(3, weights(3)).wait("verified", timeout_s=30)
+        assert_whole(after.path, 3)
+        assert [one.step for one in client.checkpoints()] == [1, 3]
 
 
-@pytest.mark.parametrize("on_busy", ["wait", "skip"])
-def test_fifty_at_many_times_the_writing_speed_use_two_slots_and_the_last_is_written(
+@pytest.mark.parametrize("on_busy", ["skip", "supersede"])
+def test_with_two_slots_the_one_that_waits_gives_way_is_named_and_the_others_are_whole(
     root: Path, on_busy: Any
 ) -> None:
-    slots = Path(os.environ["CKPTD_SHM_DIR"])
+    with slow_writer(root, on_busy=on_busy) as (daemon, client):
+        client.reserve(weights(0))
+        stall(daemon)
+        first = client.snapshot(1, weights(1))
+        daemon.wait_until_stalled()
+        second = client.snapshot(2, weights(2))
+        with pytest.warns(CheckpointWarning, match=r"step 2 was superseded"):
+            third = client.snapshot(3, weights(3))
+        assert second.state == "superseded"
+        daemon.clear()
+        for step, ticket in ((1, first), (3, third)):
+            assert_whole(ticket.wait("verified", timeout_s=30).path, step)
+        assert [one.step for one in client.checkpoints()] == [1, 3]
+        (run,) = client.status()["runs"]
+        assert (run["superseded"], run["last_superseded"]["step"], run["skipped"]) == (1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("on_busy", "slots"), [("wait", 2), ("skip", 1), ("skip", 2), ("supersede", 1), ("supersede", 2)]
+)
+def test_fifty_at_many_times_the_writing_speed_use_their_slots_and_the_last_is_written(
+    root: Path, on_busy: Any, slots: int
+) -> None:
+    folder = Path(os.environ["CKPTD_SHM_DIR"])
 
     def staged_bytes() -> int:
-        return sum(path.stat().st_size for path in slots.rglob("slot-*"))
+        return sum(path.stat().st_size for path in folder.rglob("slot-*"))
 
-    with slow_writer(root, on_busy=on_busy) as (daemon, client):
+    with slow_writer(root, on_busy=on_busy, slots=slots) as (daemon, client):
         state = weights(0)
         client.reserve(state)
         before = staged_bytes()
-        assert before > 2 * 20_000
+        assert before > slots * 20_000
         daemon.obstruct("write", "*/.tmp-*/ckpt.pt", "slow")
         tickets = []
         for step in range(1, 51):
             state["w"].fill_(step)
             state["at"][0] = step
-            if step == 50 and on_busy == "skip":
-                client.wait(30)  # what a script does before its last one: there is a free slot for it
+            if step == 50 and (on_busy, slots) == ("skip", 1):
+                client.wait(30)  # what a script does before its last one: nothing else could give way to it
             with quiet():
                 tickets.append(client.snapshot(step, state))
             assert staged_bytes() == before
-        assert tickets[-1].state != "skipped"
-        client.wait(60)
-        skipped = [ticket for ticket in tickets if ticket.state == "skipped"]
-        written = [ticket for ticket in tickets if ticket.committed]
-        assert len(skipped) + len(written) == 50
-        assert (len(skipped) == 0) == (on_busy == "wait")
-        assert staged_bytes() == before
-        for ticket in (written[0], written[len(written) // 2], written[-1]):
-            assert_whole(ticket.wait("verified", timeout_s=60).path, ticket.step)
-        found = client.latest()
-        assert found is not None and found.step == 50
+    assert tickets[-1].committed
+    ends = {ticket.step: ticket._state for ticket in tickets}
+    left_out = {step for step, end in ends.items() if end in ("skipped", "superseded")}
+    written = {ticket.step: ticket for ticket in tickets if ticket.committed}
+    assert left_out | written.keys() == set(range(1, 51))
+    assert (len(left_out) == 0) == (on_busy == "wait")
+    for step in (min(written), 50):
+        assert_whole(written[step].path, step)
+    found = ckptd.latest_valid(root)
+    assert found is not None and found.step == 50
 
 
 @contextmanager

@@ -148,6 +148,8 @@ class DaemonWriter:
             self._check_busy(started, timeout_s, asked=way is not None and way.asked)
             link.hurry()
             link.look(min(_SLICE_S, left_s))
+        while way is not None and way.is_open(time.monotonic()):
+            link.look(_SLICE_S)
         self._silent_at = None
         return slot
 

@@ -31,13 +31,18 @@ class GivingWay:
     def asked(self) -> bool:
         return bool(self._tried)
 
+    def is_open(self, now: float) -> bool:
+        """Whether an answer is still to come. A slot may be seen to be free before it: what gave way is said with it."""
+        asked = self._question is not None and not self._link.answered(self._question)
+        return asked and now - self._asked_at < _ANSWER_S
+
     def may_come(self, now: float) -> bool:
         """Whether a slot may be given up soon; asks for the next one when the last answer is there.
 
         What is being written, and what the daemon hasn't answered for within a second, doesn't give way.
         """
         if self._question is not None and not self._link.answered(self._question):
-            return now - self._asked_at < _ANSWER_S
+            return self.is_open(now)
         waiting = (staged for staged in self._link.outbox.staged if staged.ticket.waits)
         oldest = next((staged for staged in waiting if staged.ticket.snapshot not in self._tried), None)
         if oldest is None:
