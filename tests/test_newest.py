@@ -12,10 +12,10 @@ import pytest
 
 import ckptd
 from ckptd.disk import newest as by_index
-from ckptd.disk import series
+from ckptd.disk import series, series_entries
 from ckptd.disk.entry import Entry, read_entry
 from ckptd.disk.newest import newest_on_line
-from ckptd.disk.series import Checkpoint
+from ckptd.disk.series import Checkpoint, read_series
 from ckptd.disk.verification import check
 from ckptd.errors import CkptdError
 from ckptd.format.records import index_to_bytes, read_index
@@ -230,3 +230,39 @@ def test_many_that_the_index_does_not_know_are_read_as_a_whole_run_is(writer: Wr
     assert newest_on_line(writer.run_dir) is not None
     writer.commit(100)
     assert newest_on_line(writer.run_dir) is None
+
+
+def test_what_was_read_is_not_opened_again_while_it_is_still_that_folder(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = three(writer)
+    seen = read_series(writer.root, writer.run).entries
+    shutil.rmtree(newest)
+    shutil.copytree(newest.with_name("step-000000002"), newest)  # of another step: no checkpoint any more
+    (writer.run_dir / "step-000000001" / "ckpt.pt").unlink()
+    opened: list[str] = []
+
+    def counted(path: Path) -> Entry | None:
+        opened.append(path.name)
+        return read_entry(path)
+
+    monkeypatch.setattr(series_entries, "read_entry", counted)
+    now = read_series(writer.root, writer.run, seen=seen)
+    assert sorted(opened) == ["step-000000001", newest.name]
+    assert [entry.status for entry in now.entries] == ["incomplete", "committed", "corrupt"]
+
+
+def test_without_a_daemon_each_checkpoint_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+
+    def counted(path: Path) -> Entry | None:
+        opened.append(path.name)
+        return read_entry(path)
+
+    with ckptd.Client(root=tmp_path / "root", daemon="off") as client:
+        monkeypatch.setattr(series_entries, "read_entry", counted)
+        for step in range(1, 5):
+            client.snapshot(step, {"count": step})
+    assert sorted(opened) == [f"step-00000000{step}" for step in (1, 2, 3)]

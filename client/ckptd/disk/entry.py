@@ -46,7 +46,7 @@ class Entry:
         on_line: It is on the line that ends at the head, or nobody can tell.
         verified: The run's index has a mark for exactly these files.
         changed: It has a mark for this checkpoint, but its files aren't those that were verified any more.
-        inode: Of the folder; 0 when it couldn't be opened.
+        identity: Of the folder (folder_identity); "" when it couldn't be opened.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Entry:
     on_line: bool = True
     verified: bool = False
     changed: bool = False
-    inode: int = 0
+    identity: str = ""
 
     @property
     def sequence(self) -> int | None:
@@ -81,12 +81,12 @@ def read_entry(path: Path) -> Entry | None:
     step, repeat = parse_step_folder(path.name) or (0, 0)
 
     index: CheckpointIndex | None = None
-    inode = 0
+    identity = ""
 
     def entry(status: Status, reason: str, index: CheckpointIndex | None = None, error: int = 0) -> Entry:
         return Entry(
             name=path.name, path=path, step=step, repeat=repeat, index=index, status=status, reason=reason,
-            error=error, not_ours=error in _RIGHTS and _is_anothers(path), inode=inode,
+            error=error, not_ours=error in _RIGHTS and _is_anothers(path), identity=identity,
         )  # fmt: skip
 
     try:
@@ -96,7 +96,7 @@ def read_entry(path: Path) -> Entry | None:
     except OSError as error:
         return entry("unreadable", cannot_read(error), error=error.errno or errno.EIO)
     try:
-        inode = os.fstat(folder).st_ino
+        identity = folder_identity(os.fstat(folder))
         index = read_index(folder, where=str(path))
         if index.step != step:
             return entry("corrupt", f"index.json is that of another checkpoint: it says step {index.step}")
@@ -110,6 +110,11 @@ def read_entry(path: Path) -> Entry | None:
         return entry("unreadable", cannot_read(error), index, error.errno or errno.EIO)
     finally:
         os.close(folder)
+
+
+def folder_identity(found: os.stat_result) -> str:
+    """Tells a folder from another one of its name, and from itself before something in it came, went or was renamed."""
+    return f"{found.st_ino} {found.st_ctime_ns}"
 
 
 def cannot_read(error: OSError) -> str:

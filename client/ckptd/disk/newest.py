@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ckptd.disk.decisions import read_decisions
-from ckptd.disk.entry import Entry, read_entry
+from ckptd.disk.entry import Entry, folder_identity, read_entry
 from ckptd.disk.run_index import RunIndex, read_run_index
 from ckptd.disk.series_entries import list_quarantine
 from ckptd.disk.verification import stat_signature
@@ -43,11 +43,11 @@ def newest_on_line(run_dir: Path) -> Entry | None:
     return replace(found, own=True, verified=_is_marked(found, index))
 
 
-def _listed(run_dir: Path) -> dict[str, int]:
-    """Name → inode of what may be a checkpoint."""
+def _listed(run_dir: Path) -> dict[str, str]:
+    """Name → identity of what may be a checkpoint."""
     with os.scandir(run_dir) as names:
         return {
-            each.name: each.inode()
+            each.name: folder_identity(each.stat(follow_symlinks=False))
             for each in names
             if each.name.startswith("step-") and each.is_dir(follow_symlinks=False)
         }
@@ -58,13 +58,13 @@ def _failed_since(run_dir: Path, newest: int) -> bool:
     return any(sequence > newest for sequence, _ in list_quarantine(run_dir))
 
 
-def _highest(run_dir: Path, names: dict[str, int], index: RunIndex) -> Entry | None:
+def _highest(run_dir: Path, names: dict[str, str], index: RunIndex) -> Entry | None:
     """The one of the highest sequence, read; None when two have that, or one that isn't known can't be told."""
     known = {summary.name: summary for summary in index.checkpoints}
     unknown, highest, holders = [], -1, list[str]()
-    for name, inode in names.items():
+    for name, identity in names.items():
         summary = known.get(name)
-        if summary is None or summary.inode != inode:
+        if summary is None or summary.identity != identity:
             unknown.append(name)
         elif summary.sequence >= highest:
             holders = [name] if summary.sequence > highest else [*holders, name]

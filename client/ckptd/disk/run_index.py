@@ -56,7 +56,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid
     Attributes:
         name, step, sequence, saved_at, metrics: As its index has them.
         bytes: Of all its files but the index.
-        inode: Of its folder: another folder of that name has another.
+        identity: Of its folder (entry.folder_identity): another one of that name has another.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid
     saved_at: float
     bytes: _Count
     metrics: dict[str, float]
-    inode: _Count = 0
+    identity: str = ""
 
 
 class RunIndex(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,7 +163,7 @@ def _stored(summary: Summary) -> _StoredSummary:
         metrics = {name: float_to_json(value) for name, value in metrics.items()}
     return _StoredSummary(
         name=summary.name, step=summary.step, sequence=summary.sequence, saved_at=float(summary.saved_at),
-        bytes=summary.bytes, metrics=metrics, inode=summary.inode,
+        bytes=summary.bytes, metrics=metrics, identity=summary.identity,
     )  # fmt: skip
 
 
@@ -173,5 +173,5 @@ def _plain(summary: _StoredSummary, where: str) -> Summary:
         metrics = {name: float_from_json(value, where=where) for name, value in metrics.items()}
     return Summary(
         name=summary.name, step=summary.step, sequence=summary.sequence, saved_at=summary.saved_at,
-        bytes=summary.bytes, metrics=metrics, inode=summary.inode,
+        bytes=summary.bytes, metrics=metrics, identity=summary.identity,
     )  # fmt: skip

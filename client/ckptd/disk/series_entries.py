@@ -14,7 +14,7 @@ from typing import Final
 
 from ckptd.disk.copies import hinted, without_copies
 from ckptd.disk.decisions import Decisions, read_decisions
-from ckptd.disk.entry import MACHINE_ERRORS, Entry, read_entry, read_failed
+from ckptd.disk.entry import MACHINE_ERRORS, Entry, folder_identity, read_entry, read_failed
 from ckptd.disk.lineage import Line, Position, head_of, line_of, next_position
 from ckptd.disk.rootdir import Root
 from ckptd.disk.run_index import RunIndex, read_run_index
@@ -83,8 +83,14 @@ class Listing:
     quarantined: frozenset[tuple[int, str]] = frozenset()
 
 
-def read_series(root: Root, run: str) -> Series:
+def read_series(root: Root, run: str, *, seen: Iterable[Entry] = ()) -> Series:
     """Read a run from disk. A run without a folder is empty.
+
+    Args:
+        root: The root.
+        run: The run.
+        seen: What was read of it before: whole checkpoints whose folder is still that one aren't opened again, for
+            they never change. Whoever wants to know of damage gives none.
 
     Raises:
         InvalidArgument: Not a run name.
@@ -93,7 +99,7 @@ def read_series(root: Root, run: str) -> Series:
     """
     run_dir = root.run_dir(run)
     # A fork is recorded before its checkpoint: decisions read after the listing know those of all listed.
-    listing, read = _read_steadily(run_dir)
+    listing, read = _read_steadily(run_dir, seen)
     decisions = read_decisions(run_dir)
     _refuse_if_machine_fails(run_dir, read, decisions)
     cache = read_run_index(run_dir) or RunIndex(run=run)
@@ -207,10 +213,10 @@ def _names(folder: Path) -> list[tuple[str, bool]]:
         return []
 
 
-def _read_steadily(run_dir: Path) -> tuple[Listing, list[Entry]]:
+def _read_steadily(run_dir: Path, seen: Iterable[Entry]) -> tuple[Listing, list[Entry]]:
     """List until two listings, one begun after the other ended, show the same; read it in between."""
     before = list_run(run_dir)
-    known: dict[str, Entry] = {}
+    known = {entry.name: entry for entry in seen if entry.status == "committed" and _is_still(entry)}
     for _ in range(_MAX_LISTINGS):
         read = {name: known.get(name) or read_entry(run_dir / name) for name in before.steps}
         known = {name: entry for name, entry in read.items() if entry is not None}
@@ -220,6 +226,14 @@ def _read_steadily(run_dir: Path) -> tuple[Listing, list[Entry]]:
         before = after
     # Under a storm of renames the last listing is still one that a rename finished before.
     return before, [entry for name, entry in known.items() if name in before.steps]
+
+
+def _is_still(entry: Entry) -> bool:
+    """Whether it is the folder that was read."""
+    try:
+        return folder_identity(os.lstat(entry.path)) == entry.identity
+    except OSError:
+        return False
 
 
 def _refuse_if_machine_fails(run_dir: Path, read: Iterable[Entry], decisions: Decisions) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from ckptd.disk import durable
 from ckptd.disk.commit import Committed, Position
 from ckptd.disk.decisions import settle, write_birth
+from ckptd.disk.entry import folder_identity
 from ckptd.disk.in_quarantine import count_quarantined
 from ckptd.disk.rootdir import Root
 from ckptd.disk.run_index import write_run_index
@@ -110,7 +111,7 @@ class Catalogue:
         step, repeat = parse_step_folder(committed.name) or (committed.index.step, 1)
         entry = Entry(
             name=committed.name, path=committed.path, step=step, repeat=repeat, index=committed.index,
-            status="committed", own=True, inode=_inode(committed.path),
+            status="committed", own=True, identity=_identity(committed.path),
         )  # fmt: skip
         self._view.read_decisions()  # it may have begun a line
         self._view.put(entry)
@@ -289,11 +290,11 @@ def _refuse_unread(view: RunView) -> None:
         )  # fmt: skip
 
 
-def _inode(path: Path) -> int:
+def _identity(path: Path) -> str:
     try:
-        return path.stat().st_ino
+        return folder_identity(path.lstat())
     except OSError:
-        return 0  # known to nobody: it is read where another would be looked up
+        return ""  # known to nobody: it is read where another would be looked up
 
 
 def _brief(entries: list[Entry]) -> dict[str, Any] | None:

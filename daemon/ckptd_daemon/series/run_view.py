@@ -211,7 +211,7 @@ class RunView:
             if entry.index is None:
                 continue
             known = before.get(entry.name)
-            if known is None or known[0] is not entry.index or known[1].inode != entry.inode:
+            if known is None or known[0] is not entry.index or known[1].identity != entry.identity:
                 known = entry.index, _summary(entry, entry.index)
             self._summed[entry.name] = known
         return [summary for _, summary in self._summed.values()]
@@ -259,7 +259,7 @@ class RunView:
 def _summary(entry: Entry, index: CheckpointIndex) -> Summary:
     return Summary(
         name=entry.name, step=index.step, sequence=index.sequence, saved_at=index.saved_at,
-        bytes=index.total_bytes, metrics=dict(index.metrics), inode=entry.inode,
+        bytes=index.total_bytes, metrics=dict(index.metrics), identity=entry.identity,
     )  # fmt: skip
 
 
