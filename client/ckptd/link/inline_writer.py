@@ -21,7 +21,7 @@ from ckptd.disk.leftovers import sweep, sweep_run
 from ckptd.disk.lineage import Position
 from ckptd.disk.lock import RootLock
 from ckptd.disk.rootdir import Root
-from ckptd.disk.series_entries import Series, position_after, read_series
+from ckptd.disk.series_entries import Entry, Series, position_after, read_series
 from ckptd.errors import (
     CkptdError,
     NoSpace,
@@ -56,6 +56,7 @@ class InlineWriter:
         self._root_lock = RootLock(root)
         self._buffer = mmap.mmap(-1, PAGE_ALIGNMENT)
         self._next_sequence = 1
+        self._seen: tuple[Entry, ...] = ()
 
     def open(self) -> None:
         """Take the lock; clear away what a killed writer left; find or give the run's id; write what waits in slots.
@@ -134,9 +135,10 @@ class InlineWriter:
 
     def _position(self, descriptor: Descriptor) -> Position:
         try:
-            series = read_series(self._root, self._run)
+            series = read_series(self._root, self._run, seen=self._seen)
         except OSError as error:
             raise SaveFailed("the run can't be read", where=self._run, seen=str(error)) from error
+        self._seen = series.entries
         sequence = max(series.next_sequence, self._next_sequence)
         return position_after(series, descriptor, sequence, run_id=self.run_id)
 
