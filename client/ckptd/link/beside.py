@@ -41,7 +41,7 @@ class BesideTraining:
             self._ended()  # of a copy that has ended already nothing more is heard
 
     def finish(self, timeout_s: float | None = None) -> bool:
-        """Help with the copy, seal the slot, tell the daemon; False when that took longer (None: no bound).
+        """Wait for the copy, seal the slot, tell the daemon; False when that took longer. With None, no bound, it helps.
 
         A copy that failed is entered as a failure.
         """

@@ -42,7 +42,7 @@ class Filling:
         return self._copy.has_ended
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Help with the copy until it has ended; False when that took longer."""
+        """Return when the copy has ended; False when that took longer. With None, no bound, it helps."""
         return self._copy.wait(timeout_s)
 
     def seal(self) -> Staged:

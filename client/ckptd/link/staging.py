@@ -35,7 +35,7 @@ class Underway(Protocol):
         """Whether every byte has arrived, or one can't."""
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Help until it has ended; False when that took longer (None: no bound)."""
+        """Return when it has ended; False when that took longer. With None, no bound, it helps."""
 
 
 @dataclass(frozen=True, slots=True)

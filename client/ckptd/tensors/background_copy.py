@@ -7,10 +7,8 @@ Whoever has to wait takes over what is left, with all the threads there are.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final, TypeAlias
 
 import torch
@@ -73,21 +71,23 @@ class BackgroundCopy:
     def let_go(self) -> None:
         """Return when nothing on the host reads the tensors any more, and what this thread's streams do next to them
         comes after what reads them on devices."""
-        self._free(None)
+        self._free()
         for device in self._devices:
             device.order()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Return when every byte has arrived, or one can't; False when that took longer (None: no bound)."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if not self._free(timeout_s):
-            return False
-        return self._arrived.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        """Return when every byte has arrived, or one can't; False when that took longer.
+
+        Without a bound (None) it helps: what it has taken over it could not leave in time.
+        """
+        if timeout_s is None:
+            self._free()
+        return self._arrived.wait(timeout_s)
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _free(self, timeout_s: float | None) -> bool:
-        """Copy what is left and wait for who copies the rest."""
+    def _free(self) -> None:
+        """Copy what is left, and wait for who copies the rest."""
         with self._changed:
             rest = [pair for batch in self._left for pair in batch]
             self._left.clear()
@@ -95,7 +95,7 @@ class BackgroundCopy:
         if rest:
             self._copy(rest, self._threads)
         with self._changed:
-            return self._changed.wait_for(lambda: not self._copying, timeout_s)
+            self._changed.wait_for(lambda: not self._copying)
 
     def _run_low(self) -> None:
         lower_this_thread()
@@ -105,7 +105,7 @@ class BackgroundCopy:
         try:
             while (batch := self._take()) is not None:
                 self._copy(batch, None)
-            self._free(None)
+            self._free()
             for (
                 device
             ) in self._devices:  # also after an error: what they read must stay until they are through
@@ -165,8 +165,11 @@ def _parts(row: TensorSpec, source: torch.Tensor) -> Iterator[tuple[TensorSpec, 
     flat, step = source.as_strided((source.numel(),), (1,)), BATCH_BYTES // row.itemsize
     for start in range(0, len(flat), step):
         piece = flat[start : start + step]
-        count, offset = len(piece), row.offset + start * row.itemsize
-        yield replace(row, shape=(count,), stride=None, offset=offset, nbytes=count * row.itemsize), piece
+        part = TensorSpec(
+            path=row.path, dtype=row.dtype, itemsize=row.itemsize, shape=(len(piece),), stride=None,
+            offset=row.offset + start * row.itemsize, nbytes=len(piece) * row.itemsize,
+        )  # fmt: skip
+        yield part, piece
 
 
 def _nobody(copy: BackgroundCopy) -> None:

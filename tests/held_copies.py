@@ -1,0 +1,59 @@
+"""Copies beside the training that tests hold up, and what a snapshot should have held."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ckptd.snapshot.descriptor import Descriptor, TensorSpec
+from ckptd.tensors import background_copy, copying
+from ckptd.tensors.capture import capture
+from ckptd.tensors.state_copy import copy_at_once
+
+
+class HeldCopies:
+    """Stands for copy_tensors in copies beside the training: each waits until it may, or for a moment.
+
+    Attributes:
+        may: Set when copies may go on.
+        begun: Set when one has begun.
+        patience_s: How long copies wait at most, None for ever: a step that waits for them never lets them go.
+        error: Raised in place of the next copies.
+        by: Names of the threads that copied.
+    """
+
+    def __init__(self, monkeypatch: Any, patience_s: float | None = None) -> None:
+        self.may, self.begun = threading.Event(), threading.Event()
+        self.patience_s, self.error = patience_s, None
+        self.by: list[str] = []
+        monkeypatch.setattr(background_copy, "copy_tensors", self._copy)
+        monkeypatch.setattr(background_copy, "BATCH_BYTES", 1024)
+
+    def _copy(self, rows: Sequence[TensorSpec], sources: Sequence[torch.Tensor], *where: Any) -> None:
+        self.by.append(threading.current_thread().name)
+        self.begun.set()
+        if not self.may.wait(self.patience_s):
+            self.may.set()  # the rest of this copy goes on too
+        if self.error is not None:
+            raise self.error
+        copying.copy_tensors(rows, sources, *where)
+
+
+def expected_of(state: Mapping[Any, Any]) -> dict[Any, bytes]:
+    """The bytes of every tensor of the state as they are now, by key path."""
+    captured = capture(state)
+    memory = memoryview(bytearray(max(1, captured.data_bytes)))
+    copy_at_once(captured, memory)
+    return _by_path(captured.tensors, memory)
+
+
+def held_in(descriptor: Descriptor, data: bytes) -> dict[Any, bytes]:
+    """The bytes of every tensor of a snapshot, by key path."""
+    return _by_path(descriptor.tensors, memoryview(data))
+
+
+def _by_path(rows: Sequence[TensorSpec], memory: memoryview) -> dict[Any, bytes]:
+    return {row.path: bytes(memory[row.offset : row.offset + row.nbytes]) for row in rows}

@@ -1,0 +1,435 @@
+"""Client(overlap=True): snapshot() returns at once, and holds the state at the call whatever the loop does next."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_post_hook
+
+import ckptd
+from ckptd.disk.rootdir import Root
+from ckptd.errors import CheckpointWarning, InvalidArgument, SaveFailed, TimedOut
+from ckptd.snapshot.slots import SlotState
+from ckptd.tensors.step_gate import gate
+from ckptd_places import places
+from fake_daemon import FakeDaemon, wait_until
+from held_copies import HeldCopies, expected_of, held_in
+
+__all__ = ["places"]
+
+
+@pytest.fixture
+def root(places: Path) -> Root:
+    return Root.open(places, create=True)
+
+
+@pytest.fixture
+def fake(root: Root) -> Iterator[FakeDaemon]:
+    with FakeDaemon(root) as fake:
+        yield fake
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldCopies]:
+    held = HeldCopies(monkeypatch)
+    yield held
+    held.may.set()
+    wait_until(lambda: not any(thread.name == "ckptd-overlap" for thread in threading.enumerate()))
+
+
+def client_of(root: Root, **options: Any) -> ckptd.Client:
+    defaults: dict[str, Any] = {
+        "daemon": "attach",
+        "overlap": True,
+        "start_timeout_s": 1.0,
+        "busy_timeout_s": 5.0,
+        "close_timeout_s": 5.0,
+    }
+    return ckptd.Client(root.path, **(defaults | options))
+
+
+class Loop:
+    """A model that trains: buffers, an average, a gradient in the state, and an optimizer."""
+
+    def __init__(self, make: Callable[..., torch.optim.Optimizer]) -> None:
+        torch.manual_seed(3)
+        self.model = nn.Sequential(
+            nn.Embedding(20, 16, max_norm=1.0),
+            nn.Linear(16, 40),
+            nn.BatchNorm1d(40),
+            nn.Dropout(0.1),
+            nn.Linear(40, 4),
+        )
+        self.optimizer = make(self.model.parameters())
+        self.average = torch.optim.swa_utils.AveragedModel(self.model)
+        self.seen = torch.zeros(5)
+        self.state = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "average": self.average,
+            "gradients": ckptd.Gradients(self.model),
+            "seen": self.seen,
+            "losses": [],
+        }
+
+    def loss(self) -> torch.Tensor:
+        self.optimizer.zero_grad(set_to_none=False)
+        loss = self.model(torch.randint(20, (8,))).square().mean()
+        loss.backward()
+        return loss
+
+    def step(self) -> None:
+        """Everything that a loop changes: buffers and the embedding in the forward pass, gradients, all in the step."""
+        self.seen += 1
+        with torch.no_grad():
+            next(self.average.parameters()).mul_(0.5)
+        loss = self.loss()
+        self.state["losses"].append(loss.item())
+        self.optimizer.step(self.loss)
+        self.average.update_parameters(self.model)
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9),
+    "Adam foreach": lambda given: torch.optim.Adam(given, lr=0.1, foreach=True, amsgrad=True),
+    "AdamW fused": lambda given: torch.optim.AdamW(given, lr=0.1, fused=True),
+    "SGD fused": lambda given: torch.optim.SGD(given, lr=0.1, momentum=0.9, fused=True),
+    "LBFGS": lambda given: torch.optim.LBFGS(given, max_iter=2),
+    "Rprop": lambda given: torch.optim.Rprop(given),
+}
+STEPS = {kind: 20 if kind == "AdamW fused" else 4 for kind in OPTIMIZERS}
+
+
+def watch_steps(held: HeldCopies) -> torch.utils.hooks.RemovableHandle:
+    """Let held copies go on when a step has ended: it must not have, before they are done."""
+    return register_optimizer_step_post_hook(lambda *_: held.may.set())
+
+
+# --- isolation ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_each_of_many_snapshots_holds_the_state_of_its_call(
+    root: Root, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    held = HeldCopies(monkeypatch, patience_s=0.01)
+    loop = Loop(OPTIMIZERS[kind])
+    watch = watch_steps(held)
+    wanted = []
+    with client_of(root) as client:
+        for step in range(STEPS[kind]):
+            wanted.append(expected_of(loop.state))
+            held.may.clear()
+            held.begun.clear()
+            client.snapshot(step, loop.state)
+            assert held.begun.wait(10)
+            loop.step()
+        client.wait(20)
+    watch.remove()
+    assert [held_in(*one) for one in fake.snapshots] == wanted
+    assert {thread for thread in held.by if thread != "MainThread"} == {"ckptd-overlap"}
+
+
+def test_snapshot_returns_before_the_copy_and_the_next_step_waits_for_it(
+    root: Root, fake: FakeDaemon, held: HeldCopies
+) -> None:
+    loop = Loop(OPTIMIZERS["AdamW fused"])
+    loop.step()
+    with client_of(root) as client:
+        ticket = client.snapshot(1, loop.state)
+        assert ticket.state == "copying"
+        assert held.begun.wait(10)
+        assert [slot.header().state for slot in fake.slots.values()].count(SlotState.FILLING) == 1
+        before = loop.model[1].weight.detach().clone()
+        threading.Timer(0.05, held.may.set).start()
+        loop.optimizer.step()
+        assert held.may.is_set()
+        assert not torch.equal(before, loop.model[1].weight)
+        assert ticket.wait("staged", timeout_s=10) is ticket
+        ticket.wait(timeout_s=10)
+    assert len(fake.snapshots) == 1
+
+
+def test_a_step_of_an_optimizer_outside_the_state_waits_too(
+    root: Root, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldCopies(monkeypatch, patience_s=0.05)
+    loop = Loop(OPTIMIZERS["SGD"])
+    loop.step()
+    other = torch.optim.SGD(loop.model.parameters(), lr=1.0)
+    wanted = expected_of(loop.state)
+    with client_of(root) as client:
+        watch = watch_steps(held)
+        client.snapshot(1, loop.state)
+        other.step()
+        watch.remove()
+        client.wait(10)
+    assert held_in(*fake.snapshots[0]) == wanted
+
+
+def test_two_steps_and_a_scaler_leave_a_snapshot_as_it_was(
+    root: Root, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldCopies(monkeypatch, patience_s=0.05)
+    loop = Loop(OPTIMIZERS["AdamW fused"])
+    scaler = torch.amp.GradScaler("cpu")
+    loop.step()
+    wanted = expected_of(loop.state)
+    watch = watch_steps(held)
+    with client_of(root) as client:
+        client.snapshot(1, loop.state)
+        for _ in range(2):
+            loop.optimizer.zero_grad()
+            scaler.scale(loop.model(torch.arange(8)).sum()).backward()
+            scaler.step(loop.optimizer)
+            scaler.update()
+        client.wait(10)
+    watch.remove()
+    assert held_in(*fake.snapshots[0]) == wanted
+
+
+def test_a_step_in_the_backward_pass_of_another_thread_waits(
+    root: Root, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldCopies(monkeypatch, patience_s=0.05)
+    loop = Loop(OPTIMIZERS["SGD"])
+    loop.step()
+    wanted = expected_of(loop.state)
+    watch = watch_steps(held)
+    with client_of(root) as client:
+        client.snapshot(1, loop.state)
+        stepper = threading.Thread(target=loop.step)
+        stepper.start()
+        stepper.join()
+        client.wait(10)
+    watch.remove()
+    assert held_in(*fake.snapshots[0]) == wanted
+
+
+def test_a_parameter_that_is_replaced_meanwhile_is_stored_as_it_was(
+    root: Root, fake: FakeDaemon, held: HeldCopies
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+    wanted = expected_of(loop.state)
+    with client_of(root) as client:
+        client.snapshot(1, loop.state)
+        loop.model[1].weight.data = torch.zeros(40, 16)
+        loop.model.double()
+        loop.optimizer.load_state_dict(torch.optim.SGD(loop.model.parameters(), lr=1.0).state_dict())
+        gc.collect()
+        held.may.set()
+        client.wait(10)
+    assert held_in(*fake.snapshots[0]) == wanted
+
+
+# --- whatever else the loop does -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("into", ["module", "part", "client"])
+def test_what_is_loaded_into_the_state_waits_for_the_copy(
+    root: Root, monkeypatch: pytest.MonkeyPatch, into: str, fake: FakeDaemon
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+    ckptd.save(root.path / "elsewhere", loop.state, step=3)
+    loop.step()
+    wanted = expected_of(loop.state)
+    held = HeldCopies(monkeypatch, patience_s=0.1)
+    with client_of(root) as client:
+        client.snapshot(1, loop.state)
+        if into == "client":
+            client.restore(loop.state, source=root.path / "elsewhere")
+        elif into == "module":
+            loop.model.load_state_dict(Loop(OPTIMIZERS["SGD"]).model.state_dict())
+        else:
+            loop.model[4].load_state_dict({"weight": torch.zeros(4, 40), "bias": torch.zeros(4)})
+        held.may.set()
+        client.wait(10)
+    assert held_in(*fake.snapshots[0]) == wanted
+
+
+def test_the_next_snapshot_waits_for_the_copy_before_it(
+    root: Root, fake: FakeDaemon, held: HeldCopies
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+    with client_of(root, slots=1) as client:
+        first = client.snapshot(1, loop.state)
+        threading.Timer(0.05, held.may.set).start()
+        second = client.snapshot(2, loop.state)
+        assert first.state != "copying"
+        second.wait(timeout_s=10)
+    assert [descriptor.step for descriptor, _ in fake.snapshots] == [1, 2]
+
+
+@pytest.mark.parametrize("ending", ["close", "error", "drop"])
+def test_a_snapshot_that_no_step_follows_is_finished_at_the_end(
+    root: Root, fake: FakeDaemon, held: HeldCopies, ending: str
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+    wanted = expected_of(loop.state)
+    client = client_of(root)
+    client.snapshot(1, loop.state)
+    threading.Timer(0.05, held.may.set).start()
+    if ending == "close":
+        client.close()
+    elif ending == "error":
+        with pytest.raises(ZeroDivisionError), client:
+            raise ZeroDivisionError
+    else:
+        del client
+        gc.collect()
+    assert [held_in(*one) for one in fake.snapshots] == [wanted]
+    assert repr(gate) == "<StepGate 0 users, 0 copies under way>"
+
+
+def test_a_copy_that_does_not_end_in_time_is_lost_loudly(
+    root: Root, fake: FakeDaemon, held: HeldCopies
+) -> None:
+    client = client_of(root, close_timeout_s=0.1)
+    ticket = client.snapshot(4, Loop(OPTIMIZERS["SGD"]).state)
+    assert held.begun.wait(10)
+    with pytest.raises(TimedOut):
+        ticket.wait("staged", timeout_s=0.05)
+    with pytest.warns(CheckpointWarning, match="step 4 was not saved"):
+        client.close()
+    assert ticket.state == "failed"
+    held.may.set()
+    wait_until(lambda: repr(gate) == "<StepGate 0 users, 0 copies under way>")
+    assert fake.snapshots == []
+
+
+def test_a_copy_that_fails_is_a_failed_snapshot_and_its_slot_is_free(
+    root: Root, fake: FakeDaemon, held: HeldCopies
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+    with client_of(root) as client:
+        held.error = MemoryError("no memory")
+        ticket = client.snapshot(1, loop.state)
+        held.may.set()
+        with pytest.raises(SaveFailed, match="its copy failed: MemoryError: no memory"):
+            ticket.wait("staged", timeout_s=10)
+        assert ticket.state == "failed"
+        assert {slot.header().state for slot in fake.slots.values()} == {SlotState.FREE}
+        loop.step()
+        held.error = None
+        client.snapshot(2, loop.state).wait(timeout_s=10)
+    assert [descriptor.step for descriptor, _ in fake.snapshots] == [2]
+
+
+def test_a_failed_copy_that_nobody_waited_for_is_said_at_the_next_call(
+    root: Root, fake: FakeDaemon, held: HeldCopies
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+    held.error = RuntimeError("gone")
+    with client_of(root) as client:
+        client.snapshot(1, loop.state)
+        held.may.set()
+        with pytest.warns(CheckpointWarning, match="step 1 was not saved: its copy failed"):
+            client.wait(10)
+
+
+def test_a_daemon_that_was_lost_meanwhile_gets_the_snapshot_when_it_is_back(
+    root: Root, held: HeldCopies
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+    wanted = expected_of(loop.state)
+    with FakeDaemon(root) as first:
+        client = client_of(root)
+        client.snapshot(1, loop.state)
+        assert held.begun.wait(10)
+        first.die()
+        wait_until(lambda: not client._writer._link.session.connected or client._writer.look() is not None)
+    with FakeDaemon(root) as second:  # it has none of the slots: the snapshot moves to one that it makes
+        held.may.set()
+        client.wait(10)
+        client.close()
+        assert [held_in(*one) for one in second.snapshots] == [wanted]
+
+
+def test_a_forked_child_has_no_copy_and_its_parent_keeps_it(
+    root: Root, fake: FakeDaemon, held: HeldCopies
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+    loop.step()
+    wanted = expected_of(loop.state)
+    with client_of(root) as client:
+        client.snapshot(1, loop.state)
+        assert held.begun.wait(10)
+        child = os.fork()
+        if child == 0:
+            loop.optimizer.step()  # waits for nothing: its memory is its own
+            os._exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        held.may.set()
+        client.wait(10)
+    assert [held_in(*one) for one in fake.snapshots] == [wanted]
+
+
+def test_ctrl_c_in_a_step_that_waits_leaves_the_snapshot_and_the_parameters(
+    root: Root, fake: FakeDaemon, held: HeldCopies
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+    loop.step()
+    wanted = expected_of(loop.state)
+    with client_of(root) as client:
+        client.snapshot(1, loop.state)
+        assert held.begun.wait(10)
+        threading.Timer(0.05, os.kill, (os.getpid(), 2)).start()
+        with pytest.raises(KeyboardInterrupt):
+            loop.optimizer.step()
+        assert expected_of(loop.state)[("model", "1.weight")] == wanted[("model", "1.weight")]
+        held.may.set()
+        with pytest.warns(CheckpointWarning, match="its copy failed: KeyboardInterrupt"):
+            client.wait(10)
+        client.snapshot(2, loop.state).wait(timeout_s=10)
+
+
+# --- what can't wait -------------------------------------------------------------------------------
+
+
+def test_without_an_optimizer_all_is_copied_before_snapshot_returns(
+    root: Root, fake: FakeDaemon, held: HeldCopies
+) -> None:
+    with client_of(root) as client:
+        ticket = client.snapshot(1, {"model": nn.Linear(3, 3), "weights": torch.ones(9)})
+        assert ticket.wait(timeout_s=10).state == "committed"
+    assert held.by == []
+
+
+def test_an_optimizer_whose_step_runs_no_hook_is_copied_at_once_and_named(
+    root: Root, fake: FakeDaemon, held: HeldCopies
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+    loop.optimizer.step = lambda closure=None: None  # type: ignore[method-assign]
+    with client_of(root) as client:
+        with pytest.warns(CheckpointWarning, match="what SGD trains is copied at once: its step"):
+            client.snapshot(1, loop.state)
+        client.snapshot(2, loop.state).wait(timeout_s=10)
+    assert held.by == []
+
+
+def test_overlap_without_a_daemon_is_refused(root: Root) -> None:
+    with pytest.raises(InvalidArgument, match='overlap: .* True, wanted a daemon: with daemon="off"'):
+        ckptd.Client(root.path, daemon="off", overlap=True)
+    with pytest.raises(InvalidArgument, match="overlap: .* 1, wanted True or False"):
+        client_of(root, overlap=1)
+
+
+def test_clients_of_one_process_share_the_hook(root: Root, fake: FakeDaemon) -> None:
+    hooks = _global_optimizer_pre_hooks
+    before = len(hooks)
+    with client_of(root) as one:
+        assert len(hooks) == before + 1
+        two = client_of(root, run="another")
+        assert len(hooks) == before + 1
+        one.close()
+        assert len(hooks) == before + 1
+        two.close()
+    assert len(hooks) == before
