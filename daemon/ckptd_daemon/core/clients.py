@@ -58,9 +58,7 @@ class Clients:
         self._verify = verify
         self._daemon_id, self._disk, self._pool, self._send, self._say = daemon_id, disk, pool, send, say
         self.staged = StagedBytes(budget, pool.pieces)
-        self._reservations = Reservations(
-            pool, maker, send, lambda session: self.sessions.get(session.client_id) is session, self.staged
-        )
+        self._reservations = Reservations(pool, maker, send, self.sessions.get, self.staged)
 
     # --- coming ----------------------------------------------------------------------------------
 
@@ -216,8 +214,8 @@ class Clients:
         if session is not None:
             name = freed.name if freed is not None else ""
             self._tell(session, snapshot.notice(0, slot=name, slot_free=free))
-        if session is not None and freed is not None:
-            self._reservations.go_on(session)
+        if freed is not None:
+            self._reservations.room_came()
         if snapshot.state in _SAID:
             self._say(_line(snapshot))
 

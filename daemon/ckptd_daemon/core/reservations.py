@@ -46,12 +46,12 @@ class Reservations:
         pool: The slots.
         maker: The thread that makes them.
         send: Sends a message to a connection.
-        present: Whether a session is still there.
+        present: The session of a client, if it is there.
         staged: Counts what clients have, and what is being made for them.
     """
 
     def __init__(
-        self, pool: SlotPool, maker: Worker, send: Send, present: Callable[[Session], bool],
+        self, pool: SlotPool, maker: Worker, send: Send, present: Callable[[str], Session | None],
         staged: StagedBytes,
     ) -> None:  # fmt: skip
         self._pool, self._maker, self._send, self._present = pool, maker, send, present
@@ -77,7 +77,7 @@ class Reservations:
         self.go_on(session)
 
     def go_on(self, session: Session) -> None:
-        """One of the client's slots was freed, or a reservation has come: see what can be done now."""
+        """A slot was freed, or a reservation has come: see what can be done now."""
         reservation = self._under_way.get(session.client_id)
         if reservation is None or reservation.making:
             return
@@ -89,6 +89,12 @@ class Reservations:
         elif not self._in_flight(session):
             todo = "release the slots that are being filled"
             self._finish(session, InvalidArgument("too many slots", where=f"run {session.run}", todo=todo))
+
+    def room_came(self) -> None:
+        """A slot was freed: whose it was may wait for it, and others when it is gone."""
+        for session in [self._present(client_id) for client_id in self._under_way]:
+            if session is not None:
+                self.go_on(session)
 
     def forget(self, session: Session) -> None:
         """The client is gone; what is being made for it is removed when it is done."""
@@ -111,8 +117,15 @@ class Reservations:
         return missing
 
     def _in_flight(self, session: Session) -> bool:
-        headers = [header_of(slot) for slot in self._pool.of(session.client_id)]
-        return any(header is not None and holds_snapshot(header) for header in headers)
+        return any(_holds_snapshot(slot) for slot in self._pool.of(session.client_id))
+
+    def _room_comes(self, session: Session) -> bool:
+        """Whether memory is given back by itself: by what this client or a dead one has on its way to the disk."""
+        return any(
+            _holds_snapshot(slot)
+            for client_id, slot in self._pool.owned()
+            if client_id == session.client_id or self._present(client_id) is None
+        )
 
     def _make_within_budget(self, session: Session, reservation: Reservation, missing: int) -> None:
         size = page_up(reservation.slot_bytes)
@@ -120,7 +133,7 @@ class Reservations:
         try:
             self._staged.check(session.client_id, asked, missing * size)
         except OverBudget as error:
-            if not self._in_flight(session):  # else there will be room when that has left its slot
+            if not self._room_comes(session):
                 self._finish(session, error)
             return
         log.info("slots.making run=%s what=%r bytes=%d where=%s",
@@ -140,17 +153,20 @@ class Reservations:
         reservation.making = False
         self._being_made.pop(session.client_id, None)
         if isinstance(made, Exception):
-            if not self._present(session):
+            if not self._is_there(session):
                 return
-            if isinstance(made, SharedMemoryTooSmall) and self._in_flight(session):
-                return  # there will be room when what is being written has left its slot
+            if isinstance(made, SharedMemoryTooSmall) and self._room_comes(session):
+                return
             self._finish(session, _as_ours(made))
-        elif not self._present(session):
+        elif not self._is_there(session):
             self._pool.discard(made)
         else:
             self._pool.add(session.client_id, made)
             log.info("slots.made run=%s count=%d bytes=%d", session.run, len(made), made[0].capacity)
             self.go_on(session)
+
+    def _is_there(self, session: Session) -> bool:
+        return self._present(session.client_id) is session
 
     def _finish(self, session: Session, error: CkptdError | None) -> None:
         reservation = self._under_way.pop(session.client_id, None)
@@ -167,6 +183,11 @@ class Reservations:
         waiting, reservation.waiting = reservation.waiting, []
         for identity, message_id in waiting:
             self._send(identity, wire.Refused(id=message_id, error=wire.WireError.of(error)))
+
+
+def _holds_snapshot(slot: Slot) -> bool:
+    header = header_of(slot)
+    return header is not None and holds_snapshot(header)
 
 
 def _as_ours(error: Exception) -> CkptdError:

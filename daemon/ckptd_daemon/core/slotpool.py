@@ -119,6 +119,10 @@ class SlotPool:
         """The bounds on more of them, now."""
         return list(self._rooms(self.folder))
 
+    def owned(self) -> list[tuple[str, Slot]]:
+        """(client id, slot) of every slot."""
+        return list(self._slots.values())
+
     def pieces(self) -> list[tuple[str, int]]:
         """(client id, bytes) of every slot."""
         return [(owner, slot.capacity) for owner, slot in self._slots.values()]
