@@ -173,7 +173,8 @@ def test_a_daemon_whose_traces_were_removed_serves_old_and_new_clients_and_can_b
     service = places.root / ".ckptd"
     match victim:
         case "socket":
-            places.sockets()[0].unlink()
+            for path in places.sockets():
+                path.unlink()
         case "runtime":
             folder = places.sockets()[0].parent
             shutil.rmtree(folder.rename(folder.with_name(folder.name + "-taken")))

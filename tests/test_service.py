@@ -19,13 +19,14 @@ from ckptd.link import wire
 from ckptd.snapshot.slots import HEADER_BYTES, Slot, SlotState
 from ckptd_daemon.core.clients import Clients
 from ckptd_daemon.core.disk import Disk
+from ckptd_daemon.core.endpoint import Endpoint
 from ckptd_daemon.core.lookup import Lookup
 from ckptd_daemon.core.pipeline import Pipeline
 from ckptd_daemon.core.room import Room
-from ckptd_daemon.core.server import Endpoint
 from ckptd_daemon.core.service import Service
 from ckptd_daemon.core.sessions import Process, Session
 from ckptd_daemon.core.slotpool import SlotPool
+from ckptd_daemon.core.streams import Streams
 from ckptd_daemon.core.worker import Worker
 from ckptd_daemon.series.budget import Budget
 from ckptd_daemon.series.settings_file import Settings
@@ -45,7 +46,7 @@ class Desk:
         self.root = Root.open(places.root, create=True)
         self.commit = FakeCommit(self.events)
         self.disk = Disk(self.root, Settings(), commit=self.commit, catalogue=self._catalogue)  # type: ignore[arg-type]
-        self.free_bytes = 10**9
+        self.free_bytes, self.now = 10**9, 0.0
         self.pool = SlotPool(self.root.slot_dir(), rooms=lambda _: [Room("shm", self.free_bytes, "more")])
         self.maker = Worker("test-maker")
         self.sent: list[tuple[bytes, wire.Reply]] = []
@@ -56,13 +57,18 @@ class Desk:
             say=self.said.append, verify=lambda run, name: None, budget=Budget(),
         )  # fmt: skip
         self.clients.pipeline = Pipeline(self.disk, self.pool, self.clients, lambda: 0.0)
+        self.hasher = Worker("test-hasher")
+        self.clients.streams = Streams(
+            self.clients.sessions, self.hasher, self.maker, self.send, lambda: self.now
+        )
+        self.clients.streams.pipeline = self.clients.pipeline
         lookup = Lookup(self.disk, self.clients.pipeline)
         self.service = Service(
             clients=self.clients, pipeline=self.clients.pipeline, pool=self.pool, lookup=lookup,
             send=self.send, status=dict,
         )  # fmt: skip
-        self.disk.worker.start()
-        self.maker.start()
+        for worker in (self.disk.worker, self.maker, self.hasher):
+            worker.start()
 
     def _catalogue(self, root: Root, run: str) -> Any:
         return self.catalogues.setdefault(run, FakeCatalogue(run, self.events))
@@ -96,8 +102,8 @@ class Desk:
         return self.ask(wire.Reserve(id=2, client_id=client_id, slot_bytes=slot_bytes, slots=2), identity)[-1]
 
     def close(self) -> None:
-        self.disk.worker.stop()
-        self.maker.stop()
+        for worker in (self.hasher, self.maker, self.disk.worker):
+            worker.stop()
         for session in self.clients.sessions:
             self.clients.sessions.remove(session)
         for slot in self.pool:

@@ -41,6 +41,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--monitor")
     for flag in BUDGET_FLAGS:
         parser.add_argument(f"--{flag}", type=int)
+    parser.add_argument("--max-write-rate", type=int)
+    parser.add_argument("--listen")
     return parser
 
 
@@ -54,6 +56,7 @@ def _settings(args: argparse.Namespace) -> DaemonSettings:
     return DaemonSettings(
         root=Path(args.root), autostarted=args.autostarted, quiet=True, grace_s=args.grace_s,
         idle_exit_s=args.idle_exit_s, policy=policy, policy_run=args.run, budget=_budget(args),
+        max_write_rate=args.max_write_rate, listen=args.listen,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _SCHEMA: Final = "ckptd.daemon-v1"
 _FILE: Final = "daemon.json"
 _MOST_BYTES: Final = 64 * KIB
+_OF_TCP: Final = ("tcp", "tcp_server_key", "tcp_client_secret")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +39,9 @@ class DaemonRecord:
         started_at: Unix seconds; information only.
         version: Its ckptd version.
         log: Path of its log; "" for none.
+        tcp: The same endpoint for who can't reach that one, such as "tcp://127.0.0.1:40117"; "" for none.
+        tcp_server_key: CurveZMQ's public key of the daemon there.
+        tcp_client_secret: CurveZMQ's secret key of whoever may connect there: who can read this file.
     """
 
     endpoint: str
@@ -47,6 +51,9 @@ class DaemonRecord:
     started_at: float
     version: str
     log: str = ""
+    tcp: str = ""
+    tcp_server_key: str = ""
+    tcp_client_secret: str = field(default="", repr=False)
 
     @classmethod
     def read(cls, root: Root) -> DaemonRecord | None:
@@ -64,9 +71,8 @@ class DaemonRecord:
 
     def write(self, root: Root) -> None:
         """Publish this record. The caller holds the root's lock."""
-        durable.replace_file(
-            root.service_dir / _FILE, [canonical({"schema": _SCHEMA, **asdict(self)})], sync=False
-        )
+        said = {name: value for name, value in asdict(self).items() if self.tcp or name not in _OF_TCP}
+        durable.replace_file(root.service_dir / _FILE, [canonical({"schema": _SCHEMA, **said})], sync=False)
 
     def remove(self, root: Root) -> None:
         """Withdraw this record, unless another daemon has replaced it. The caller holds the root's lock."""
@@ -100,7 +106,8 @@ def own_start() -> tuple[int, int]:
 
 def _checked(obj: Any, where: str) -> dict[str, Any]:
     kinds = {"endpoint": str, "pid": int, "pid_started": int, "daemon_id": str, "version": str, "log": str}
-    names = {field.name for field in fields(DaemonRecord)}
+    kinds |= {name: str for name in _OF_TCP if isinstance(obj, dict) and obj.get("tcp")}
+    names = {one.name for one in fields(DaemonRecord)} - (set() if "tcp" in kinds else set(_OF_TCP))
     if not isinstance(obj, dict) or set(obj) != names | {"schema"} or obj["schema"] != _SCHEMA:
         raise CorruptCheckpoint("not a daemon record", where=where)
     started_at = obj["started_at"]

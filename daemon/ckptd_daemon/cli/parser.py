@@ -86,6 +86,14 @@ def _start(commands: _Commands[_Parser]) -> None:
         "--idle-exit", metavar="TIME", help="leave after so long without clients (default: stay)"
     )
     parser.add_argument(
+        "--listen", metavar="ADDRESS", help="serve clients by TCP on this machine too: tcp://127.0.0.1:PORT, 0 for "
+        "any free port; only who can read ROOT/.ckptd/daemon.json gets in",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-write-rate", metavar="SIZE", help="write checkpoints at no more than so many bytes per second, also "
+        "while somebody waits; 0 for no bound (0)",
+    )  # fmt: skip
+    parser.add_argument(
         "--max-staged-bytes", metavar="SIZE",
         help="memory of all clients' snapshots together; 0 for no other bound than free memory (0)",
     )  # fmt: skip

@@ -29,13 +29,33 @@ def run(args: argparse.Namespace) -> int:
     seconds = {
         flag: policy.parse_duration_s(given[0], where=given[1]) for flag, given in times.items() if given
     }
+    listen, rate = _listen(args), _rate(args)
     if args.detach:
-        flags = _flags(rules, run_name, seconds)
+        flags = _flags(rules, run_name, seconds) + ([] if listen is None else [f"--listen={listen}"])
+        flags += [] if rate is None else [f"--max-write-rate={rate}"]
         flags += [f"--{name.replace('_', '-')}={value or 0}" for name, value in budget.items()]
         return _detached(args, root, flags)
     if args.json or args.timeout is not None:
         raise InvalidArgument("--json and --timeout go with --detach", todo="add --detach or leave them out")
-    return _foreground(root, run_name, rules, seconds, budget)
+    return _foreground(root, run_name, rules, seconds, listen, budget, rate)
+
+
+def _listen(args: argparse.Namespace) -> str | None:
+    """The address to serve TCP at. Raises InvalidArgument for one that isn't of this machine's loopback."""
+    from ckptd_daemon.core.loopback import check_listen
+
+    given = arguments.text(args, "listen")
+    if given is not None:
+        check_listen(given[0])
+    return None if given is None else given[0]
+
+
+def _rate(args: argparse.Namespace) -> int | None:
+    """Bytes per second to write at most; 0 for no bound, None when nothing is asked."""
+    from ckptd.disk.write_rate import check_rate
+
+    given = arguments.text(args, "max-write-rate")
+    return None if given is None else check_rate(units.parse_bytes(*given), given[1]) or 0
 
 
 def asked_budget(args: argparse.Namespace) -> dict[str, int | None]:
@@ -65,11 +85,13 @@ def asked_policy(args: argparse.Namespace, root: Path, run_name: str | None) -> 
 
 def _foreground(
     root: Path, run_name: str | None, rules: RetentionPolicy | None, seconds: dict[str, float],
-    budget: dict[str, int | None],
+    listen: str | None, budget: dict[str, int | None], rate: int | None,
 ) -> int:  # fmt: skip
     from ckptd_daemon.core.process import DaemonSettings, run_daemon
 
-    settings = DaemonSettings(root=root, policy=rules, policy_run=run_name, budget=budget)
+    settings = DaemonSettings(
+        root=root, policy=rules, policy_run=run_name, listen=listen, budget=budget, max_write_rate=rate
+    )
     if "grace" in seconds:
         settings = dataclasses.replace(settings, grace_s=seconds["grace"])
     return run_daemon(dataclasses.replace(settings, idle_exit_s=seconds.get("idle-exit")))
@@ -88,6 +110,7 @@ def _detached(args: argparse.Namespace, path: Path, flags: list[str]) -> int:
         )  # fmt: skip
     record = start_daemon(root, timeout_s=timeout_s, extra_args=flags, autostarted=False)
     facts = {"endpoint": record.endpoint, "pid": record.pid, "log": record.log}
+    facts |= {"tcp": record.tcp} if record.tcp else {}
     if args.json:
         output.emit_json("ckpt.v2-start", {"root": str(root.path), **facts})
     else:

@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
             + _slots_line(data.get("daemon"))
             + _memory_line(data.get("memory"))
             + _verifier_line(data.get("verifier"))
+            + _writing_line(data.get("writing"))
         )
         output.emit(output.table(_HEADERS, [_row(shown) for shown in data["runs"]]))
     if absent is not None:
@@ -65,7 +66,7 @@ def from_disk(root: Root) -> dict[str, Any]:
         newest = {"last_committed": _last(committed), "last_verified": _last(verified)}
         held = {"quarantined": count_quarantined(root.run_dir(name))}
         shown.append({"run": name, "client": None, **newest, "series": held})
-    return {"daemon": None, "runs": shown, "verifier": None}
+    return {"daemon": None, "runs": shown, "verifier": None, "writing": None}
 
 
 def _last(names: list[str]) -> str | None:
@@ -108,6 +109,16 @@ def _verifier_line(verifier: dict[str, Any] | None) -> str:
     return _line("verifier", [f"pid {verifier.get('pid')}", how, f"{verifier.get('pending')} to check"])
 
 
+def _writing_line(writing: dict[str, Any] | None) -> str:
+    """How large files get to the medium, why not better, and how fast they may."""
+    if not writing:
+        return ""
+    rate = writing.get("max_bytes_per_s")
+    facts = [str(writing.get("mode")) + (f" ({writing['reason']})" if writing.get("reason") else "")]
+    facts += [f"at most {units.show_bytes(rate)}/s"] if rate else []
+    return _line("writing", [*facts, *(["somebody waits"] if writing.get("urgent") else [])])
+
+
 def _line(name: str, facts: list[str]) -> str:
     return "\t".join([name, *map(output.printable, facts)]) + "\n"
 
@@ -116,7 +127,7 @@ def _row(shown: dict[str, Any]) -> list[Cell]:
     client = shown.get("client")
     return [
         Cell(str(shown["run"])),
-        Cell("-" if not client else f"pid {client.get('pid')}"),
+        Cell("-" if not client else _client(client)),
         Cell(_slots(shown.get("slots", ()))),
         Cell(str(len(shown.get("queue", ())))),
         Cell(_newest(shown, "last_committed")),
@@ -124,6 +135,12 @@ def _row(shown: dict[str, Any]) -> list[Cell]:
         Cell(str(shown.get("failed", 0)), colour="red" if shown.get("failed") else ""),
         Cell(_note(shown)),
     ]
+
+
+def _client(client: dict[str, Any]) -> str:
+    """Its process, and that it streams: then nothing of a snapshot outlives it that isn't streamed yet."""
+    streams = " (stream)" if client.get("transport") == "stream" else ""
+    return f"pid {client.get('pid')}{streams}"
 
 
 def _slots(slots: Sequence[dict[str, Any]]) -> str:

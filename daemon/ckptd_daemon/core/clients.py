@@ -18,6 +18,7 @@ from ckptd_daemon.core.sessions import Process, Session, Sessions, may_take_over
 from ckptd_daemon.core.slotpool import SlotPool, adoption_order, header_of, holds_snapshot
 from ckptd_daemon.core.snapshots import Snapshot
 from ckptd_daemon.core.staged_bytes import StagedBytes
+from ckptd_daemon.core.streams import Streams
 from ckptd_daemon.core.worker import Worker
 from ckptd_daemon.series.budget import Budget
 
@@ -42,12 +43,14 @@ class Clients:
 
     Attributes:
         pipeline: The snapshots; set once, right after construction.
+        streams: The snapshots that are still coming in; set likewise.
         leaving: Why nobody new may attach; "" while anybody may.
         closed: The grace is over: nothing more is taken from anybody.
         staged: How many bytes they have.
     """
 
     pipeline: Pipeline
+    streams: Streams
 
     def __init__(
         self, *, daemon_id: str, disk: Disk, pool: SlotPool, maker: Worker, send: Send,
@@ -125,6 +128,7 @@ class Clients:
         reply = wire.Attached(
             id=request.id, daemon_id=self._daemon_id, run_id=self.pipeline.books[session.run].run_id,
             slot_dir=str(self._pool.folder), slots=self._reservations.infos(session), pending=len(pending),
+            stream=self.streams.endpoint, stream_tcp=self.streams.endpoint_tcp, stream_token=session.stream_token,
         )  # fmt: skip
         self._send(identity, reply)
 
@@ -197,6 +201,7 @@ class Clients:
             if opened:
                 self._accept_left(slot, header)
         self._reservations.forget(session)
+        self.streams.forget(session)
         self.sessions.remove(session)
 
     # --- what the pipeline tells -----------------------------------------------------------------
@@ -210,6 +215,9 @@ class Clients:
 
     def snapshot_changed(self, snapshot: Snapshot, freed: Slot | None) -> None:
         session = self.sessions.get(snapshot.client_id)
+        if freed is not None and self.streams.owns(freed):
+            self.streams.freed(freed)
+            freed = None  # no slot of the client's: its own copy it knows itself
         free = freed is not None and self._keep_or_remove(session, snapshot.client_id, freed)
         if session is not None:
             name = freed.name if freed is not None else ""

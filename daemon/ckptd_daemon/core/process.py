@@ -16,22 +16,29 @@ from typing import Final, NoReturn
 
 from ckptd import __version__
 from ckptd.disk.lock import RootLock
-from ckptd.disk.rootdir import DaemonRecord, Root, own_start
+from ckptd.disk.priority import LOWEST, Urgency, set_session_nice
+from ckptd.disk.rootdir import DaemonRecord, Root, own_start, private_dir
 from ckptd.disk.slot_folder import record_root
+from ckptd.disk.write_rate import check_rate
 from ckptd.errors import InvalidArgument
 from ckptd.names import check_run_name
 from ckptd_daemon.core import recovery
 from ckptd_daemon.core.clients import Clients
 from ckptd_daemon.core.disk import Disk
+from ckptd_daemon.core.endpoint import Endpoint, StreamEndpoint, last_words
 from ckptd_daemon.core.late_slots import LateSlots
 from ckptd_daemon.core.logs import Logs, say_log
 from ckptd_daemon.core.lookup import Lookup
+from ckptd_daemon.core.loopback import Doorkeeper, Keys, check_listen
 from ckptd_daemon.core.pipeline import Pipeline
+from ckptd_daemon.core.proofs import Proofs
 from ckptd_daemon.core.publication import Publication
-from ckptd_daemon.core.server import Endpoint, Server, Signals, last_words
+from ckptd_daemon.core.server import Server, Signals
 from ckptd_daemon.core.service import Service
 from ckptd_daemon.core.slotpool import SlotPool
 from ckptd_daemon.core.status import describe
+from ckptd_daemon.core.streams import Streams
+from ckptd_daemon.core.who_waits import somebody_waits
 from ckptd_daemon.core.worker import Worker
 from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_daemon.series.settings_file import Settings, read_settings, write_settings
@@ -59,7 +66,11 @@ class DaemonSettings:
         policy: A retention policy to write into the root's settings; None (default) leaves them as they are.
         policy_run: The run the policy is for; None (default) for every run without one of its own.
         budget: Fields of series.budget.Budget to write into the root's settings. Default: none.
+        max_write_rate: Bytes per second to write at most, 0 for no bound, to write into the root's settings. None
+            (default) leaves what they say.
         log_path: None (default) for ROOT/.ckptd/daemon.log.
+        listen: Address of this machine's loopback to serve clients at too, "tcp://127.0.0.1:0" for any free port;
+            None (default) for none. Only who can read daemon.json gets in.
     """
 
     root: Path
@@ -70,12 +81,17 @@ class DaemonSettings:
     policy: RetentionPolicy | None = None
     policy_run: str | None = None
     budget: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    max_write_rate: int | None = None
     log_path: Path | None = None
+    listen: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("grace_s", self.grace_s), ("idle_exit_s", self.idle_exit_s)):
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise InvalidArgument("not a time", where=name, seen=repr(value), wanted="seconds, 0 or more")
+        check_rate(self.max_write_rate, "max_write_rate")
+        if self.listen is not None:
+            check_listen(self.listen)
         if self.policy_run is not None:
             check_run_name(self.policy_run)
 
@@ -112,15 +128,21 @@ def run_daemon(settings: DaemonSettings) -> int:
 def _policies(root: Root, settings: DaemonSettings) -> Settings:
     """The root's settings, after the flags were written to them."""
     policies = read_settings(root.path)
-    if settings.policy is None and not settings.budget:
+    if settings.policy is None and not settings.budget and settings.max_write_rate is None:
         return policies
     policies = dataclasses.replace(policies, budget=dataclasses.replace(policies.budget, **settings.budget))
+    if settings.max_write_rate is not None:
+        policies = dataclasses.replace(policies, max_write_rate=settings.max_write_rate or None)
     if settings.policy is not None and settings.policy_run is None:
         policies = dataclasses.replace(policies, policy=settings.policy)
     elif settings.policy is not None and settings.policy_run is not None:
         policies = dataclasses.replace(policies, runs={**policies.runs, settings.policy_run: settings.policy})
     write_settings(root.path, policies)
     return policies
+
+
+def _set_priority(urgent: bool) -> None:
+    set_session_nice(0 if urgent else LOWEST)
 
 
 def _record_root(folder: Path, root: Root) -> None:
@@ -140,12 +162,16 @@ class Daemon:
         root = lock.root
         self._lock, self._root, self._settings, self._flush_log = lock, root, settings, flush_log
         self._verifier = Verifier(root.path)
-        self._maker = Worker("ckptd-slots")
-        self._disk, self._budget = Disk(root, policies), policies.budget
+        self._maker, self._stream_worker = Worker("ckptd-slots"), Worker("ckptd-streams")
+        self._prover = Worker("ckptd-proofs")
+        self._disk, self._budget = (
+            Disk(root, policies, urgency=Urgency(False, _set_priority)),
+            policies.budget,
+        )
         self._pool = SlotPool(root.slot_dir())
         _record_root(self._pool.folder, root)
         pid, pid_started = own_start()
-        self._socket_path = root.new_socket_path()
+        self._socket_path, self._stream_path = root.new_socket_path(), root.new_socket_path()
         self._record = DaemonRecord(
             endpoint=f"ipc://{self._socket_path}", pid=pid, pid_started=pid_started,
             daemon_id=secrets.token_hex(8), started_at=time.time(), version=__version__, log=log_path,
@@ -160,17 +186,23 @@ class Daemon:
             facts = recovery.open_runs(self._disk, recovery.runs_on_disk(self._root))
             recovery.remove_stale_sockets(self._root)
             recovery.sweep(self._root)
+            self._disk.writing.mode.find_out(self._root.service_dir)
             endpoint = Endpoint(self._socket_path)
             leaving.callback(last_words, endpoint)
-            clients = self._clients(endpoint)
+            inlet = StreamEndpoint(self._stream_path)
+            leaving.callback(last_words, inlet)
+            clients = self._clients(endpoint, inlet)
+            if self._settings.listen is not None:
+                self._listen(check_listen(self._settings.listen), endpoint, inlet, clients.streams, leaving)
             leaving.callback(self._close_slots, clients)
             for run, known in facts.items():
                 clients.pipeline.opened(run, known)
             adopted = recovery.adopt(self._disk, clients, self._pool)
-            publication = self._publication(endpoint)
-            server = self._server(endpoint, clients, publication)
+            publication = self._publication(endpoint, inlet)
+            server = self._server(endpoint, inlet, clients, publication)
             leaving.callback(self._verifier.stop)
             self._start_helpers(leaving)
+            _set_priority(urgent=False)
             publication.publish()
             leaving.callback(publication.withdraw)
             self._say_ready(adopted)
@@ -179,45 +211,78 @@ class Daemon:
             server.finish()
         log.info("daemon.left pid=%d", self._record.pid)
 
-    def _clients(self, endpoint: Endpoint) -> Clients:
+    def _listen(
+        self, address: str, endpoint: Endpoint, inlet: StreamEndpoint, streams: Streams,
+        leaving: contextlib.ExitStack,
+    ) -> None:  # fmt: skip
+        """Take clients by TCP too. The keys are only as secret as daemon.json, so its folder must be ours alone."""
+        private_dir(self._root.service_dir)
+        keys = Keys.make()
+        for one in (endpoint, inlet):
+            leaving.callback(Doorkeeper(one.context, keys).close)
+        tcp = endpoint.listen(address, keys)
+        streams.endpoint_tcp = inlet.listen(f"{address.rpartition(':')[0]}:*", keys)
+        self._record = dataclasses.replace(
+            self._record, tcp=tcp, tcp_server_key=keys.server, tcp_client_secret=keys.client_secret
+        )
+        log.info("daemon.listening tcp=%s", tcp)
+
+    def _clients(self, endpoint: Endpoint, inlet: StreamEndpoint) -> Clients:
         clients = Clients(
             daemon_id=self._record.daemon_id, disk=self._disk, pool=self._pool, maker=self._maker,
             send=endpoint.send, say=say_log.info, verify=self._verifier.verify, budget=self._budget,
         )  # fmt: skip
         clients.pipeline = Pipeline(self._disk, self._pool, clients, time.monotonic)
+        clients.streams = Streams(
+            clients.sessions, self._stream_worker, self._maker, inlet.send, time.monotonic
+        )
+        clients.streams.pipeline, clients.streams.endpoint = clients.pipeline, inlet.address
         return clients
 
-    def _publication(self, endpoint: Endpoint) -> Publication:
-        return Publication(self._lock, self._record, endpoint, self._disk.submit, self._leave_lost_root)
+    def _publication(self, endpoint: Endpoint, inlet: StreamEndpoint) -> Publication:
+        return Publication(
+            self._lock, self._record, endpoint, self._disk.submit, self._leave_lost_root, inlet=inlet
+        )
 
-    def _server(self, endpoint: Endpoint, clients: Clients, publication: Publication) -> Server:
+    def _server(
+        self, endpoint: Endpoint, inlet: StreamEndpoint, clients: Clients, publication: Publication
+    ) -> Server:
         service = Service(
             clients=clients, pipeline=clients.pipeline, pool=self._pool, send=endpoint.send,
             lookup=Lookup(self._disk, clients.pipeline),
             status=lambda: describe(
-                self._root, publication.record, clients, self._pool, self._verifier.status()
+                self._root, publication.record, clients, self._pool, self._verifier.status(),
+                self._disk.writing.facts(),
             ),
         )  # fmt: skip
         late_slots = LateSlots(self._disk, clients, self._pool, time.monotonic)
+        self._proofs = Proofs(clients.pipeline, self._pool, self._prover, time.monotonic)
 
         def keep_house() -> None:
             late_slots.look()
+            self._proofs.look()
             publication.look()
+            clients.streams.look()
+            self._disk.writing.urgency.set(somebody_waits(clients))
 
         return Server(
-            endpoint, service, (self._disk.worker, self._maker), self._verifier, self._signals,
+            endpoint, inlet, service, self._workers(), self._verifier, self._signals,
             grace_s=self._settings.grace_s, idle_exit_s=self._settings.idles_for_s,
             housekeeping=keep_house,
         )  # fmt: skip
 
     def _start_helpers(self, leaving: contextlib.ExitStack) -> None:
-        for worker in (self._maker, self._disk.worker):
+        for worker in self._workers():
             worker.start()
             leaving.callback(worker.stop)
+        leaving.callback(self._proofs.stop)
         try:
             self._verifier.start()
         except OSError as error:
             log.warning("verifier.not_started error=%s", error)  # read_reports tries again
+
+    def _workers(self) -> tuple[Worker, ...]:
+        return self._stream_worker, self._maker, self._prover, self._disk.worker
 
     def _say_ready(self, adopted: int) -> None:
         log.info("daemon.ready endpoint=%s adopted=%d", self._record.endpoint, adopted)
@@ -229,6 +294,8 @@ class Daemon:
         clients.bury_dead()
         if kept := len(list(self._pool)) + len(self._pool.unread):
             log.warning("slots.kept count=%d folder=%s", kept, self._pool.folder)
+        if lost := clients.streams.buffers.unwritten():
+            log.error("streams.lost count=%d they couldn't be written, and lie in no shared memory", lost)
         self._pool.close()
 
     def _leave_lost_root(self) -> NoReturn:
@@ -238,11 +305,13 @@ class Daemon:
         self._flush_log()
         with contextlib.suppress(OSError):
             self._socket_path.unlink(missing_ok=True)
+            self._stream_path.unlink(missing_ok=True)
         os._exit(LEFT_AT_ONCE)
 
     def _leave_at_once(self) -> NoReturn:
         """The second signal: sealed snapshots stay in shared memory, and the next start writes them."""
         with contextlib.suppress(OSError):
             self._socket_path.unlink(missing_ok=True)
+            self._stream_path.unlink(missing_ok=True)
             self._record.remove(self._root)
         os._exit(LEFT_AT_ONCE)

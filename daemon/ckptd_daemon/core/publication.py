@@ -28,7 +28,7 @@ LOOK_EVERY_S: Final = 2.0
 
 
 class Socket(Protocol):
-    """What is bound: core.server.Endpoint."""
+    """What is bound: core.endpoint.Endpoint."""
 
     address: str
 
@@ -54,6 +54,7 @@ class Publication:
         submit: Has something done by the disk's thread.
         root_lost: Called once the locked folder isn't at the root's path any more. Needn't return.
         now: A monotonic clock in seconds.
+        inlet: The bound socket for streams, if any.
 
     Attributes:
         record: What daemon.json says; a new one when the socket had to be bound again.
@@ -61,8 +62,9 @@ class Publication:
 
     def __init__(
         self, lock: RootLock, record: DaemonRecord, endpoint: Socket, submit: Submit,
-        root_lost: Callable[[], None], now: Callable[[], float] = time.monotonic,
+        root_lost: Callable[[], None], now: Callable[[], float] = time.monotonic, inlet: Socket | None = None,
     ) -> None:  # fmt: skip
+        self._inlet = inlet
         self.record = record
         self._lock, self._root, self._endpoint, self._submit = lock, lock.root, endpoint, submit
         self._root_lost, self._now = root_lost, now
@@ -87,6 +89,8 @@ class Publication:
         self._looks_at, self._looking = now + LOOK_EVERY_S, True
         if not self._endpoint.in_place():
             self._bind_again()
+        if self._inlet is not None and not self._inlet.in_place():
+            self._bind_inlet_again(self._inlet)
         self._submit(self._restore, self._looked, urgent=True)
 
     def _bind_again(self) -> None:
@@ -97,6 +101,14 @@ class Publication:
             return
         log.warning("socket.bound_again was=%s endpoint=%s", self.record.endpoint, self._endpoint.address)
         self.record = dataclasses.replace(self.record, endpoint=self._endpoint.address)
+
+    def _bind_inlet_again(self, inlet: Socket) -> None:
+        """At its old path, which attached clients know."""
+        try:
+            inlet.bind(Path(inlet.address.removeprefix("ipc://")))
+            log.warning("socket.bound_again endpoint=%s", inlet.address)
+        except (CkptdError, OSError, zmq.ZMQError) as error:
+            self._say_problem(error)
 
     def _restore(self) -> list[str] | None:
         """Put the files back; returns which, or None when the root is elsewhere, where nothing is ours to write."""

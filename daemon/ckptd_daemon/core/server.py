@@ -1,26 +1,19 @@
-"""The daemon's loop: one ROUTER socket, threads, verifier, timers and signals. It never waits for a disk."""
+"""The daemon's loop: its sockets, threads, verifier, timers and signals. It never waits for a disk."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import signal
-import stat
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from types import FrameType
 from typing import Final
 
 import zmq
 
-from ckptd.disk.durable import is_taken
-from ckptd.errors import BadRoot
-from ckptd.limits import MAX_MESSAGE_BYTES
-from ckptd.link import wire
-from ckptd_daemon.core.dropped import Dropped
+from ckptd_daemon.core.endpoint import Endpoint, StreamEndpoint
 from ckptd_daemon.core.service import Service
 from ckptd_daemon.core.worker import Worker
 from ckptd_daemon.verify.verifier_process import Verifier
@@ -29,89 +22,8 @@ log = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
 _MESSAGES_A_TURN: Final = 256
-_QUEUED_MESSAGES: Final = 1_000
-_LAST_WORDS_MS: Final = 1_000
+_PIECES_A_TURN: Final = 16
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-class Endpoint:
-    """The ROUTER socket. Its paths are removed when it is closed.
-
-    Attributes:
-        address: Where it was bound last.
-
-    Raises:
-        BadRoot: Something is at its path already; it is left alone.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.ROUTER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        self.socket.setsockopt(zmq.RCVHWM, _QUEUED_MESSAGES)
-        self.socket.setsockopt(zmq.SNDHWM, _QUEUED_MESSAGES)
-        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a connection is gone, don't swallow it
-        self.address = ""
-        self._dropped = Dropped()
-        self._paths: list[Path] = []
-        try:
-            self.bind(path)
-        except BaseException:
-            self.close()
-            raise
-
-    def bind(self, path: Path) -> None:
-        """Take connections at this path, from now on the only one told. Those that stand are kept.
-
-        Raises:
-            BadRoot: Something is there already; it is left alone.
-            zmq.ZMQError: It can't be bound.
-        """
-        if is_taken(path):  # libzmq would replace it without a word, even a regular file
-            raise BadRoot(
-                "the socket's path is taken", where=str(path), todo="start again: the name is random"
-            )
-        self.socket.bind(f"ipc://{path}")  # never unbound before the end: that would cut connections
-        self._paths.append(path)
-        self.address = f"ipc://{path}"
-
-    def in_place(self) -> bool:
-        """Whether there is a socket at the path that was told last: its name is random, nobody else makes it."""
-        try:
-            return stat.S_ISSOCK(self._paths[-1].lstat().st_mode)
-        except OSError:
-            return False
-
-    def send(self, identity: bytes, message: wire.Reply) -> bool:
-        """Send without waiting; False when the connection is gone.
-
-        What it doesn't take is dropped: its client asks again.
-        """
-        try:
-            self.socket.send_multipart([identity, wire.encode(message)], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            self._dropped.note(type(message).__name__, str(error))
-            return error.errno != errno.EHOSTUNREACH
-        return True
-
-    def receive(self) -> tuple[bytes, bytes] | None:
-        """(identity, data) of the next message that has the form of one; None when there is none now."""
-        while True:
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return None
-            if len(frames) == 2:
-                return frames[0], frames[1]
-            self._dropped.note("frames", f"{len(frames)} frames")
-
-    def close(self, linger_ms: int = 0) -> None:
-        self.socket.close(linger=linger_ms)
-        self._context.term()
-        for path in self._paths:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
 
 
 class Signals:
@@ -160,6 +72,7 @@ class Server:
 
     Args:
         endpoint: The bound socket.
+        inlet: The one for streams.
         service: Answers.
         workers: The threads whose results are delivered here.
         verifier: Whose reports are read here.
@@ -171,12 +84,13 @@ class Server:
     """
 
     def __init__(
-        self, endpoint: Endpoint, service: Service, workers: Iterable[Worker], verifier: Verifier,
+        self, endpoint: Endpoint, inlet: StreamEndpoint, service: Service, workers: Iterable[Worker], verifier: Verifier,
         signals: Signals, *, grace_s: float, idle_exit_s: float | None,
         housekeeping: Callable[[], None] = lambda: None, now: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._housekeeping = housekeeping
-        self._endpoint, self._service, self._workers = endpoint, service, list(workers)
+        self._endpoint, self._inlet = endpoint, inlet
+        self._service, self._workers = service, list(workers)
         self._verifier, self._signals, self._now = verifier, signals, now
         self._grace_s, self._idle_exit_s = grace_s, idle_exit_s
         self._idle_since = now()
@@ -184,7 +98,8 @@ class Server:
         self._polled: set[int] = set()
         self._ended_looked_at = now()
         self._poller = zmq.Poller()
-        self._poller.register(endpoint.socket, zmq.POLLIN)
+        for socket in (endpoint.socket, inlet.socket):
+            self._poller.register(socket, zmq.POLLIN)
 
     def run(self) -> None:
         """Serve until it is time to leave: everything accepted is written by then, or kept in its slot."""
@@ -203,6 +118,8 @@ class Server:
         self._signals.clear()
         if self._endpoint.socket in events:
             self._receive()
+        if self._inlet.socket in events:
+            self._receive_pieces()
         for worker in self._workers:
             worker.deliver()
         for run, report in self._verifier.read_reports():
@@ -225,6 +142,13 @@ class Server:
             if message is None:
                 return
             self._service.handle(*message)
+
+    def _receive_pieces(self) -> None:
+        for _ in range(_PIECES_A_TURN):
+            message = self._inlet.receive_piece()
+            if message is None:
+                return
+            self._service.clients.streams.handle(*message, leaving=self._service.clients.closed)
 
     def _watch_descriptors(self) -> None:
         wanted = {worker.fileno() for worker in self._workers} | {
@@ -269,8 +193,3 @@ class Server:
             "daemon.leaving reason=%s attached=%d unwritten=%d grace_s=%g", reason,
             len(clients.sessions.attached()), len(self._service.pipeline.unwritten()), grace_s,
         )  # fmt: skip
-
-
-def last_words(endpoint: Endpoint) -> None:
-    """Close the socket, but give what was sent a moment to arrive."""
-    endpoint.close(_LAST_WORDS_MS)

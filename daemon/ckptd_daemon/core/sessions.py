@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckptd.disk.rootdir import process_started
 from ckptd.errors import CkptdError, ProtocolError, RunTaken
@@ -60,7 +61,10 @@ class Session:
 
     Attributes:
         identity: Its connection; None while it hasn't come back since this daemon started.
+        stream_token: What it proves with that it streams.
+        streams: Whether it does.
         skipped: How many snapshots it has told of that it never took.
+        waits_for: The newest snapshot that its trainer waits for, or has waited for.
     """
 
     client_id: str
@@ -68,7 +72,10 @@ class Session:
     process: Process
     identity: bytes | None
     version: str = ""
+    stream_token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    streams: bool = False
     skipped: int = 0
+    waits_for: int = 0
 
     @property
     def owner(self) -> tuple[int, int]:

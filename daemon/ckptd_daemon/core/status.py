@@ -5,18 +5,24 @@
             "state": "serving" | "leaving",
             "slots_unread": [{"name", "reason"}]},  they couldn't be opened, are kept and tried again
  "runs": [{"run", "run_id",
-           "client": null | {"client_id", "pid", "version", "attached"},
+           "client": null | {"client_id", "pid", "version", "attached",
+                             "transport": "slots" | "stream",
+                             "stream": null | {"snapshot", "have", "bytes"}},  being received now
            "queue": [SNAPSHOT…],               staged or being written, oldest first
            "last_committed": null | SNAPSHOT,  by this daemon process
            "last_verified": "" | folder name,  the newest verified one on the line
            "failed": count, "last_failed": null | SNAPSHOT,
            "superseded": count, "last_superseded": null | SNAPSHOT,  gave way to newer ones
            "skipped": count, "last_skipped": null | step,            never taken, as clients say
-           "slots": [{"name", "bytes", "state"}],
+           "slots": [{"name", "bytes", "state"}],  memory to receive streams in too
            "series": the run as its catalogue sums it up}],
  "memory": {"staged_bytes", "max_staged_bytes": null | bytes, "max_client_bytes": null | bytes,
             "free": [{"where", "bytes"}]},     every bound on more of it
  "verifier": {"pid", "watching", "reason", "pending", "restarts"},
+ "writing": {"mode": "direct" | "early" | "plain",     how large files get to the medium (ckptd.disk.write_mode)
+             "reason": why it is no better one,
+             "max_bytes_per_s": null | number,
+             "urgent": whether somebody waits, so that it isn't done at the lowest priority},
  "truncated": true}                            only when there were too many runs for one message
 
 SNAPSHOT: {"snapshot", "step", "sequence", "state", "name", "bytes", "seconds", "error"}
@@ -44,8 +50,9 @@ _MOST_SNAPSHOTS: Final = 100
 
 
 def describe(
-    root: Root, record: DaemonRecord, clients: Clients, pool: SlotPool, verifier: Mapping[str, Any]
-) -> dict[str, Any]:
+    root: Root, record: DaemonRecord, clients: Clients, pool: SlotPool, verifier: Mapping[str, Any],
+    writing: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
     """The data of a StatusReply; see the module's text. Never more than one message holds."""
     daemon = {
         "pid": record.pid, "started_at": record.started_at, "version": record.version,
@@ -55,11 +62,11 @@ def describe(
     }  # fmt: skip
     data: dict[str, Any] = {
         "schema": SCHEMA, "daemon": daemon, "runs": [], "memory": _memory(clients, pool),
-        "verifier": dict(verifier),
+        "verifier": dict(verifier), "writing": dict(writing),
     }  # fmt: skip
     length = 4096 + len(msgspec.json.encode((daemon, data["memory"])))
     for run, book in sorted(clients.pipeline.books.items()):
-        described = _run(run, book, clients.sessions.of_run(run), pool)
+        described = _run(run, book, clients, pool)
         length += len(msgspec.json.encode(described))
         if length > _MOST_BYTES:
             data["truncated"] = True
@@ -68,11 +75,12 @@ def describe(
     return data
 
 
-def _run(run: str, book: Book, session: Session | None, pool: SlotPool) -> dict[str, Any]:
+def _run(run: str, book: Book, clients: Clients, pool: SlotPool) -> dict[str, Any]:
+    session = clients.sessions.of_run(run)
     return {
         "run": run,
         "run_id": book.run_id,
-        "client": None if session is None else _client(session),
+        "client": None if session is None else _client(session, clients),
         "queue": [_snapshot(snapshot) for snapshot in book.ledger.unwritten()[:_MOST_SNAPSHOTS]],
         "last_committed": _snapshot(book.last_committed),
         "last_verified": (book.summary.get("last_verified") or {}).get("name", ""),
@@ -82,21 +90,23 @@ def _run(run: str, book: Book, session: Session | None, pool: SlotPool) -> dict[
         "last_superseded": _snapshot(book.last_superseded),
         "skipped": book.skipped,
         "last_skipped": book.last_skipped,
-        "slots": [] if session is None else _slots(pool, session.client_id),
+        "slots": [] if session is None else _slots(pool, clients, session.client_id),
         "series": dict(book.summary),
     }
 
 
-def _client(session: Session) -> dict[str, Any]:
+def _client(session: Session, clients: Clients) -> dict[str, Any]:
     return {
+        "transport": "stream" if session.streams else "slots",
+        "stream": clients.streams.describe(session.client_id),
         "client_id": session.client_id, "pid": session.process.pid, "version": session.version,
         "attached": session.identity is not None,
     }  # fmt: skip
 
 
-def _slots(pool: SlotPool, client_id: str) -> list[dict[str, Any]]:
+def _slots(pool: SlotPool, clients: Clients, client_id: str) -> list[dict[str, Any]]:
     slots = []
-    for slot in pool.of(client_id):
+    for slot in [*pool.of(client_id), *clients.streams.buffers.of(client_id)]:
         header = header_of(slot)
         word = header.state.name.lower() if header is not None else "damaged"
         slots.append({"name": slot.name, "bytes": slot.capacity, "state": word})

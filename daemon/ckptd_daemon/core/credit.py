@@ -1,0 +1,68 @@
+"""How far each stream may send: in bytes, so that what has arrived and isn't taken in stays bounded.
+
+Pure: what streams there are is handed in. A client that stopped in mid-stream keeps what it was granted for a
+moment only, so that it can't keep the others from theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ckptd.limits import MAX_CREDIT_ALL_BYTES, MAX_CREDIT_BYTES, MAX_FRAME_BYTES
+
+UNUSED_S: Final = 2.0  #: so long granted and not used: it goes to others who wait
+
+
+@dataclass(eq=False)
+class Account:
+    """One stream's.
+
+    Attributes:
+        total: Bytes to come in; 0 while there is no memory to receive them in.
+        have: Bytes taken in.
+        upto: Bytes it may send.
+        active_at: When it was granted some, or sent some (monotonic seconds).
+    """
+
+    total: int = 0
+    have: int = 0
+    upto: int = 0
+    active_at: float = 0.0
+
+    @property
+    def out(self) -> int:
+        return self.upto - self.have
+
+    @property
+    def starved(self) -> bool:
+        return self.have < self.total and self.out <= 0
+
+
+def grant(accounts: Iterable[Account], now: float) -> list[Account]:
+    """Raise what streams may send as far as the bounds allow, those with the least first; returns whose changed."""
+    ordered = sorted(accounts, key=lambda account: account.out)
+    left = MAX_CREDIT_ALL_BYTES - sum(max(0, account.out) for account in ordered)
+    changed = []
+    for account in ordered:
+        most = min(account.total, account.have + MAX_CREDIT_BYTES)
+        upto = min(most, account.upto + left)
+        if upto < most:  # whole frames only
+            upto = account.have + (upto - account.have) // MAX_FRAME_BYTES * MAX_FRAME_BYTES
+        if upto > account.upto:
+            left -= upto - account.upto
+            account.upto, account.active_at = upto, now
+            changed.append(account)
+    return changed
+
+
+def revoke(accounts: Iterable[Account], now: float) -> list[Account]:
+    """While somebody has nothing, take back what others have had for long and not used; returns whose changed."""
+    known = list(accounts)
+    if not any(account.starved for account in known):
+        return []
+    idle = [one for one in known if one.out > 0 and now - one.active_at >= UNUSED_S]
+    for account in idle:
+        account.upto = account.have
+    return idle
