@@ -6,13 +6,16 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ckptd.disk import durable
 from ckptd.disk.chunks import Chunk
 from ckptd.disk.commit import commit_plan
 from ckptd.disk.durable import Written
+from ckptd.disk.new_file import Steps
 from ckptd.disk.series import latest_valid
+from ckptd.disk.write_mode import Mode, WriteMode
+from ckptd.disk.writing import Writing
 from ckptd.format.plan import plan_checkpoint
 from snapshots import Writer, data_for, sharded
 
@@ -42,6 +45,10 @@ class FaultyDisk:
         written: Written = self._do("write", path, lambda: durable.write_new(path, segments))
         return written
 
+    def write_large(self, path: Path, segments: Iterable[Chunk], writing: Writing) -> Steps:
+        self._do("write", path, lambda: None)
+        return (yield from durable.write_large(path, segments, writing))
+
     def fsync_dir(self, path: Path) -> None:
         self._do("sync", path, lambda: durable.fsync_dir(path))
 
@@ -52,10 +59,25 @@ class FaultyDisk:
         self._do("remove", path, lambda: durable.remove_tree(path))
 
 
-def commit_on(writer: Writer, disk: FaultyDisk, step: int = 200, make: Any = sharded) -> Any:
+def commit_on(
+    writer: Writer, disk: FaultyDisk, step: int = 200, make: Any = sharded, writing: Writing | None = None
+) -> Any:
     d = make(step)
-    plan = plan_checkpoint(d)
-    return commit_plan(writer.run_dir, d, data_for(step), writer.position(d), plan, threads=2, disk=disk)
+    plan, position = plan_checkpoint(d), writer.position(d)
+    return commit_plan(
+        writer.run_dir, d, data_for(step), position, plan, threads=2, writing=writing, disk=disk
+    )
+
+
+#: A small file in the calling thread, and each way of a large one.
+WAYS = ("small", "direct", "early", "plain")
+
+
+def in_way(way: str) -> Writing:
+    """Every file is written this way, however small it is; on a file system that has it."""
+    if way == "small":
+        return Writing()
+    return Writing(mode=WriteMode(cast(Mode, way)), large_from_bytes=0)
 
 
 def names(folder: Path) -> list[str]:

@@ -14,11 +14,13 @@ from ckptd.disk import durable, own_leftovers
 from ckptd.disk.chunks import Chunk
 from ckptd.disk.commit import commit_plan
 from ckptd.disk.durable import FsyncFailed, Written
+from ckptd.disk.new_file import Steps
 from ckptd.disk.verification import check
+from ckptd.disk.writing import Writing
 from ckptd.errors import NoSpace, OutcomeUnknown, SaveFailed
 from ckptd.format.plan import plan_checkpoint
 from ckptd.names import parse_work_folder, work_folder
-from faulty_disk import BROKEN, FULL, QUOTA, FaultyDisk, commit_on, latest, names
+from faulty_disk import BROKEN, FULL, QUOTA, WAYS, FaultyDisk, commit_on, in_way, latest, names
 from snapshots import Writer, descriptor, sharded
 
 
@@ -30,6 +32,7 @@ def writer(tmp_path: Path) -> Writer:
 # --- faults handed in ---
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("error", "kind"), [(FULL, NoSpace), (QUOTA, NoSpace), (BROKEN, SaveFailed)])
 @pytest.mark.parametrize(
     ("what", "name"),
@@ -37,22 +40,25 @@ def writer(tmp_path: Path) -> Writer:
      ("write", "index.json"), ("rename", "")],
 )  # fmt: skip
 def test_a_write_that_fails_anywhere_leaves_the_previous_latest_and_no_residue(
-    writer: Writer, what: str, name: str, error: OSError, kind: type[Exception]
+    writer: Writer, what: str, name: str, error: OSError, kind: type[Exception], way: str
 ) -> None:
     writer.commit(100)
     before = names(writer.run_dir)
     with pytest.raises(kind, match="step 200"):
-        commit_on(writer, FaultyDisk(what, error, name=name))
+        commit_on(writer, FaultyDisk(what, error, name=name), writing=in_way(way))
     assert names(writer.run_dir) == before
     assert latest(writer) == "step-000000100"
-    commit_on(writer, FaultyDisk("nothing", error))
+    commit_on(writer, FaultyDisk("nothing", error), writing=in_way(way))
     assert latest(writer) == "step-000000200"
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["meta.pt", "shard-000", "tensors.json", "index.json"])
-def test_after_one_failed_fsync_the_whole_folder_is_written_again(writer: Writer, name: str) -> None:
+def test_after_one_failed_fsync_the_whole_folder_is_written_again(
+    writer: Writer, name: str, way: str
+) -> None:
     disk = FaultyDisk("write", FsyncFailed(errno.EIO, "fsync"), times=1, name=name)
-    done = commit_on(writer, disk)
+    done = commit_on(writer, disk, writing=in_way(way))
     assert check(done.path).ok
     temps = {call for call in disk.calls if call.startswith("mkdir")}
     assert len(temps) == 2  # another folder: a failed fsync is never tried again on the same file
@@ -66,16 +72,20 @@ def test_a_second_failed_fsync_is_an_error(writer: Writer) -> None:
     assert names(writer.run_dir) == ["decisions"]
 
 
-def test_a_full_disk_counts_more_than_a_failed_fsync_of_another_file(writer: Writer) -> None:
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("first", ["meta.pt", "shard"])
+def test_a_full_disk_counts_more_than_a_failed_fsync_of_another_file(
+    writer: Writer, way: str, first: str
+) -> None:
     class Both(FaultyDisk):
-        def write_new(self, path: Path, segments: Iterable[Chunk]) -> Written:
-            if "shard" in path.name:
+        def _do(self, what: str, path: Path, action: Any) -> Any:
+            if what == "write" and first not in path.name:
                 raise FULL
-            return super().write_new(path, segments)
+            return super()._do(what, path, action)
 
-    disk = Both("write", FsyncFailed(errno.EIO, "fsync"), name="meta.pt")
+    disk = Both("write", FsyncFailed(errno.EIO, "fsync"), name=first)
     with pytest.raises(NoSpace):
-        commit_on(writer, disk)
+        commit_on(writer, disk, writing=in_way(way))
     assert len([call for call in disk.calls if call.startswith("mkdir")]) == 1
 
 
@@ -152,17 +162,24 @@ def test_what_can_not_be_removed_twice_is_tried_again(
     assert [name for name in names(writer.run_dir) if name != "decisions"] == []
 
 
+def _half(segments: Iterable[Chunk]) -> Iterable[Chunk]:
+    for piece in segments:
+        yield piece
+        if isinstance(piece, memoryview):
+            raise FULL
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", [descriptor, sharded])
-def test_an_error_that_is_kept_does_not_keep_the_snapshots_memory(writer: Writer, make: Any) -> None:
+def test_an_error_that_is_kept_does_not_keep_the_snapshots_memory(
+    writer: Writer, make: Any, way: str
+) -> None:
     class HalfWay(FaultyDisk):
         def write_new(self, path: Path, segments: Iterable[Chunk]) -> Written:
-            def first_pieces() -> Iterable[Chunk]:
-                for piece in segments:
-                    yield piece
-                    if isinstance(piece, memoryview):
-                        raise FULL
+            return super().write_new(path, _half(segments))
 
-            return super().write_new(path, first_pieces())
+        def write_large(self, path: Path, segments: Iterable[Chunk], writing: Writing) -> Steps:
+            return super().write_large(path, _half(segments), writing)
 
     buffer = mmap.mmap(-1, 512)
     d = make(1)
@@ -170,8 +187,9 @@ def test_an_error_that_is_kept_does_not_keep_the_snapshots_memory(writer: Writer
     kept = None
     try:
         commit_plan(
-            writer.run_dir, d, data, writer.position(d), plan_checkpoint(d), disk=HalfWay("nothing", FULL)
-        )
+            writer.run_dir, d, data, writer.position(d), plan_checkpoint(d), writing=in_way(way),
+            disk=HalfWay("nothing", FULL),
+        )  # fmt: skip
     except NoSpace as error:
         kept = error
     assert kept is not None
@@ -179,15 +197,17 @@ def test_an_error_that_is_kept_does_not_keep_the_snapshots_memory(writer: Writer
     buffer.close()
 
 
-def test_an_interrupt_leaves_no_residue(writer: Writer) -> None:
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["meta.pt", "index.json"])
+def test_an_interrupt_leaves_no_residue(writer: Writer, name: str, way: str) -> None:
     class Interrupted(FaultyDisk):
-        def write_new(self, path: Path, segments: Iterable[Chunk]) -> Written:
-            if path.name == "index.json":
+        def _do(self, what: str, path: Path, action: Any) -> Any:
+            if path.name == name:
                 raise KeyboardInterrupt
-            return super().write_new(path, segments)
+            return super()._do(what, path, action)
 
     with pytest.raises(KeyboardInterrupt):
-        commit_on(writer, Interrupted("nothing", FULL))
+        commit_on(writer, Interrupted("nothing", FULL), writing=in_way(way))
     assert names(writer.run_dir) == ["decisions"]
 
 

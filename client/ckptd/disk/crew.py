@@ -83,7 +83,7 @@ class Crew:
         try:
             with self._urgency.changed:
                 while not self._stopped and any(lane.left for lane in self._lanes):
-                    self._start(bool(self._urgency))
+                    self._start(self._urgency.now)
                     self._urgency.changed.wait()
         finally:
             self._stop()
@@ -118,7 +118,7 @@ class Crew:
             lower_this_thread()
 
         def on_duty() -> bool:
-            return not self._stopped and bool(self._urgency) == urgent
+            return not self._stopped and self._urgency.now == urgent
 
         while (job := self._next(lane, on_duty)) is not None:
             ended = job.go_on(on_duty)

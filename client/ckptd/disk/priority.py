@@ -30,22 +30,20 @@ class Urgency:
         told: Called with the new value after each change.
 
     Attributes:
+        now: Whether somebody waits.
         changed: Notified at each change; also the lock of those who wait for it.
     """
 
     def __init__(self, urgent: bool = True, told: Callable[[bool], object] = lambda _urgent: None) -> None:
         self.changed = threading.Condition()
-        self._urgent, self._told = urgent, told
-
-    def __bool__(self) -> bool:
-        return self._urgent
+        self.now, self._told = urgent, told
 
     def set(self, urgent: bool) -> None:
         """Say how it is now."""
-        if urgent == self._urgent:
+        if urgent == self.now:
             return
         with self.changed:
-            self._urgent = urgent
+            self.now = urgent
             self.changed.notify_all()
         self._told(urgent)
 

@@ -141,14 +141,9 @@ def _try_out(folder: Path) -> tuple[Mode, str]:
 
 def _same_after_direct(fd: int) -> bool:
     """Write as a file is written, several pieces at once and an odd end, and read it back from the medium."""
-    length = 3 * PAGE_ALIGNMENT
-    with mmap.mmap(-1, length) as written, mmap.mmap(-1, length) as read:
-        written[:] = os.urandom(length)
-        with memoryview(written) as view:
-            pieces = [view[:PAGE_ALIGNMENT], view[PAGE_ALIGNMENT:]]
-            count = os.pwritev(fd, pieces, 0)
-            for piece in pieces:
-                piece.release()
-        os.ftruncate(fd, length - 100)
-        got = os.preadv(fd, [read], 0)
-        return count == length and got == length - 100 and read[:got] == written[:got]
+    length, end = 3 * PAGE_ALIGNMENT, 3 * PAGE_ALIGNMENT - 100
+    written, read = memoryview(mmap.mmap(-1, length)), memoryview(mmap.mmap(-1, length))
+    written[:] = os.urandom(length)
+    count = os.pwritev(fd, [written[:PAGE_ALIGNMENT], written[PAGE_ALIGNMENT:]], 0)
+    os.ftruncate(fd, end)
+    return (count, os.preadv(fd, [read], 0)) == (length, end) and read[:end] == written[:end]

@@ -29,7 +29,7 @@ class Writing:
     mode: WriteMode = field(default_factory=WriteMode)
     urgency: Urgency = field(default_factory=Urgency)
     rate: WriteRate = field(default_factory=WriteRate)
-    large_from_bytes: int = 1 * MIB
+    large_from_bytes: int = 4 * MIB
 
     def writers(self, threads: int | None) -> int:
         """Files to write at once: two keep a device busy, more where they can copy beside each other."""
@@ -43,7 +43,7 @@ class Writing:
         """As `ckptd status` shows it."""
         return {
             "mode": self.mode.now, "reason": self.mode.reason, "max_bytes_per_s": self.rate.bytes_per_s,
-            "urgent": bool(self.urgency),
+            "urgent": self.urgency.now,
         }  # fmt: skip
 
 

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Generator
+
+import pytest
+
+from ckptd.disk import crew
+from ckptd.disk.crew import Crew, Job, Lane
+from ckptd.disk.priority import LOWEST, Urgency, lower_this_thread, set_session_nice
+
+Steps = Generator[None, None, str]
+
+
+def counted(count: int, result: str = "done") -> Steps:
+    for _ in range(count):
+        yield
+    return result
+
+
+def raising(error: BaseException) -> Steps:
+    yield
+    raise error
+
+
+def endless(closed: list[str]) -> Steps:
+    try:
+        while True:
+            yield
+    except GeneratorExit:
+        closed.append("closed")
+        raise
+
+
+def do(
+    jobs: list[Job], at_once: int = 2, urgency: Urgency | None = None, **options: Callable[..., bool]
+) -> None:
+    Crew([Lane(jobs, at_once)], urgency or Urgency(), name="test", **options).do()
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Generator[None, None, None]:
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 100])
+def test_every_job_is_done_and_says_what_came_of_it(at_once: int) -> None:
+    jobs = [Job(counted(number, str(number))) for number in range(10)]
+    do(jobs, at_once)
+    assert [job.result for job in jobs] == [str(number) for number in range(10)]
+
+
+def test_lanes_have_threads_of_their_own() -> None:
+    """One lane's job waits for the other's, however many wait before it."""
+    turn = threading.Event()
+
+    def waits() -> Steps:
+        yield
+        assert turn.wait(30)
+        return "waited"
+
+    def sets() -> Steps:
+        turn.set()
+        yield
+        return "set"
+
+    first, second = Job(waits()), Job(sets())
+    Crew([Lane([first], 1), Lane([second], 1)], Urgency(), name="test").do()
+    assert (first.result, second.result) == ("waited", "set")
+
+
+def test_nothing_to_do_takes_no_thread() -> None:
+    Crew([Lane([], 5), Lane([], 1)], Urgency(), name="test").do()
+
+
+def test_the_error_of_one_gives_the_others_up() -> None:
+    closed: list[str] = []
+    begun = threading.Event()
+
+    def fails_later() -> Steps:
+        yield
+        assert begun.wait(30)
+        raise OSError(5, "x")
+
+    def goes_on() -> Steps:
+        begun.set()
+        yield from endless(closed)
+        return ""
+
+    broken, other, unbegun = Job(fails_later()), Job(goes_on()), Job(endless(closed))
+    do([broken, other, unbegun])
+    assert isinstance(broken.error, OSError) and other.error is None
+    assert closed == ["closed"]  # what was never begun has nothing to clear away
+
+
+def test_an_error_that_does_not_stop_lets_the_others_end() -> None:
+    broken, other = Job(raising(OSError(5, "x"))), Job(counted(1000, "all of it"))
+    do([broken, other], stops=lambda error: not isinstance(error, OSError))
+    assert isinstance(broken.error, OSError)
+    assert other.result == "all of it"
+
+
+def test_an_interrupt_of_who_waits_ends_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    urgency = Urgency()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    begun = threading.Event()
+
+    def job() -> Steps:
+        begun.set()
+        yield from endless(closed)
+        return ""
+
+    real = urgency.changed.wait
+
+    def wait(timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            urgency.changed.release()
+            begun.wait(30)
+            urgency.changed.acquire()
+            interrupted()
+        return real(timeout)
+
+    monkeypatch.setattr(urgency.changed, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        do([Job(job())], urgency=urgency)
+    assert closed == ["closed"]
+
+
+def test_without_threads_all_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoThread(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(crew.threading, "Thread", NoThread)
+    with pytest.raises(RuntimeError, match="can't start"):
+        do([Job(counted(3))])
+
+
+# --- priorities -----------------------------------------------------------------------------------
+
+
+def nice_of_this_thread() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_work_that_nobody_waits_for_is_done_at_the_lowest_priority_and_handed_over_when_somebody_does() -> (
+    None
+):
+    urgency = Urgency(False)
+    usual = nice_of_this_thread()
+    seen: list[tuple[int, str]] = []
+
+    def job() -> Steps:
+        for wanted in (False, True, False):
+            urgency.set(wanted)
+            yield
+            seen.append((nice_of_this_thread(), threading.current_thread().name))
+        return "in one piece"
+
+    work = Job(job())
+    do([work], urgency=urgency)
+    assert work.result == "in one piece"
+    assert [nice for nice, _ in seen] == [LOWEST, usual, LOWEST]
+    assert nice_of_this_thread() == usual
+
+
+def test_urgent_work_takes_no_low_thread_at_all() -> None:
+    seen: set[int] = set()
+
+    def job() -> Steps:
+        seen.add(nice_of_this_thread())
+        yield
+        return ""
+
+    do([Job(job()) for _ in range(5)])
+    assert seen == {nice_of_this_thread()}
+
+
+def test_lowering_a_thread_leaves_the_others_as_they_are() -> None:
+    usual, seen = nice_of_this_thread(), []
+
+    def lowered() -> None:
+        lower_this_thread()
+        seen.append(nice_of_this_thread())
+
+    thread = threading.Thread(target=lowered)
+    thread.start()
+    thread.join()
+    assert (seen, nice_of_this_thread()) == ([LOWEST], usual)
+
+
+def test_who_is_told_of_urgency_hears_of_changes_only() -> None:
+    told: list[bool] = []
+    urgency = Urgency(False, told.append)
+    for urgent in (False, True, True, False):
+        urgency.set(urgent)
+        assert urgency.now == urgent
+    assert told == [True, False]
+
+
+def test_a_session_led_by_somebody_else_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid() + 1)
+    monkeypatch.setattr(crew, "lower_this_thread", None)
+    written: list[str] = []
+    monkeypatch.setattr("pathlib.Path.write_text", lambda _path, text: written.append(text))
+    set_session_nice(LOWEST)
+    assert written == []
+    monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid())
+    set_session_nice(LOWEST)
+    assert written == [str(LOWEST)]
