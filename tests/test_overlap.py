@@ -416,9 +416,9 @@ def test_an_optimizer_whose_step_runs_no_hook_is_copied_at_once_and_named(
 
 
 def test_overlap_without_a_daemon_is_refused(root: Root) -> None:
-    with pytest.raises(InvalidArgument, match='overlap: .* True, wanted a daemon: with daemon="off"'):
+    with pytest.raises(InvalidArgument, match=r'overlap: .* True, wanted a daemon: with daemon="off"'):
         ckptd.Client(root.path, daemon="off", overlap=True)
-    with pytest.raises(InvalidArgument, match="overlap: .* 1, wanted True or False"):
+    with pytest.raises(InvalidArgument, match=r"overlap: .* 1, wanted True or False"):
         client_of(root, overlap=1)
 
 
