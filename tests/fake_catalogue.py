@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,16 +61,23 @@ class FakeCatalogue:
 
 
 class FakeCommit:
-    """As ckptd.disk.commit.commit_snapshot: keeps the bytes, or raises the next of `errors`."""
+    """As ckptd.disk.commit.commit_snapshot: keeps the bytes, or raises the next of `errors`.
+
+    Whoever has `held` makes it wait; `begun` says that it does.
+    """
 
     def __init__(self, events: list[str]) -> None:
         self.events = events
         self.errors: list[Exception | None] = []
+        self.held, self.begun = threading.Lock(), threading.Event()
         self.written: list[tuple[str, int, int, bytes]] = []  #: run, step, sequence, bytes
 
     def __call__(
         self, run_dir: Path, descriptor: Descriptor, data: memoryview, position: Any, /, **_how: Any
     ) -> Any:
+        self.begun.set()
+        with self.held:
+            pass
         if self.errors and (error := self.errors.pop(0)) is not None:
             self.events.append(f"failed {descriptor.step}")
             raise error

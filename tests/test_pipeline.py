@@ -381,3 +381,51 @@ def test_what_a_failed_write_left_is_removed_in_time_and_by_the_disks_thread(rig
     rig.pipeline.retry()
     rig.settle()
     assert not left.exists()
+
+
+# --- giving way -------------------------------------------------------------------------------------
+
+
+def test_what_is_queued_gives_way_and_is_never_written(rig: Rig) -> None:
+    answers: list[int] = []
+    with rig.commit.held:
+        first, second = rig.accept(rig.sealed(CLIENT, 1)), rig.accept(slot := rig.sealed(CLIENT, 2))
+        assert rig.commit.begun.wait(10)
+        rig.pipeline.when_settled(None, verified=False, reply=answers.append)
+        assert not rig.pipeline.give_way(first, 11)
+        assert rig.pipeline.give_way(second, 12)
+        assert slot.header().state is SlotState.FREE and not rig.pipeline.give_way(second, 12)
+    rig.settle()
+    assert [number for _, number, _, _ in rig.commit.written] == [1]
+    assert rig.words(2) == ["superseded"] and second.step == 12 and answers == [0]
+    book = rig.pipeline.books["default"]
+    assert (book.superseded, book.last_superseded, book.failed) == (1, second, 0)
+    assert first.state is State.COMMITTED
+
+
+def test_what_is_being_written_never_gives_way_however_the_race_ends(rig: Rig) -> None:
+    for number in range(1, 201):
+        rig.commit.begun.clear()
+        snapshot = rig.accept(slot := rig.sealed(CLIENT, number))
+        if number % 2:
+            rig.commit.begun.wait(0.001)
+        gave_way = rig.pipeline.give_way(snapshot)
+        assert gave_way == (snapshot.state is State.SUPERSEDED)
+        rig.settle()
+        written = number in {one for _, one, _, _ in rig.commit.written}
+        assert written != gave_way
+        assert snapshot.state is (State.SUPERSEDED if gave_way else State.COMMITTED)
+        rig.pool.remove(slot)
+
+
+def test_what_was_put_off_gives_way_with_the_error_it_had(rig: Rig) -> None:
+    rig.commit.errors = [NoSpace("full")]
+    snapshot = rig.accept(rig.sealed(CLIENT, 1))
+    rig.settle()
+    assert snapshot.retry_at is not None
+    assert rig.pipeline.give_way(snapshot)
+    assert snapshot.state is State.SUPERSEDED and isinstance(snapshot.error, NoSpace)
+    rig.clock += 1000
+    rig.pipeline.retry()
+    rig.settle()
+    assert rig.commit.written == []
