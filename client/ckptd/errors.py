@@ -195,6 +195,23 @@ class RestoreFailed(CkptdError):
         return {"state_touched": self.state_touched}
 
 
+class RestoreTorn(RestoreFailed):
+    """A checkpoint proved damaged or unreadable after a part of it was in the live state; `__cause__` says how.
+
+    `state_touched` is True. Restoring another checkpoint whole makes the state right again.
+    """
+
+    exit_code = 4
+
+    def __init__(
+        self, what: str, *, where: str = "", seen: str = "", wanted: str = "", todo: str = ""
+    ) -> None:
+        super().__init__(what, state_touched=True, where=where, seen=seen, wanted=wanted, todo=todo)
+
+    def _more(self) -> dict[str, Any]:
+        return {}
+
+
 # --- exit code 5: no daemon -----------------------------------------------------------------------
 
 

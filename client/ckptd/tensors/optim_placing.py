@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -25,12 +25,13 @@ class Placing:
     done only while no two stored tensors would meet in one live memory; tensors that were one are one again.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor], arrived: Collection[int] = ()) -> None:
         #: Live tensors that were written into, each with what it holds now.
         self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._taken: dict[torch.device, list[tuple[int, int]]] = {}
         self._placed: dict[Any, torch.Tensor] = {}
         self._sources: list[torch.Tensor] = []  # kept alive: their addresses are the keys
+        self._arrived = arrived  # ids of live tensors that hold the stored bytes already
         for parameter in parameters:
             self._take(parameter)
 
@@ -81,7 +82,8 @@ class Placing:
         return result
 
     def _write(self, before: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        return before.copy_(value)
+        # Onto itself it is nothing but a new version: a graph that saved it must see the change.
+        return before.copy_(before if id(before) in self._arrived else value)
 
     def _move(self, value: torch.Tensor, device: torch.device) -> torch.Tensor:
         return value.to(device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -38,6 +38,7 @@ class OptimizerPlan:
         tolerated: Other groups and another class, each in words. () when strict.
         warnings: What is worth a warning, each in words.
         as_given: The owner's load_state_dict takes stored as it is: a form of its own.
+        arrived: Ids of the live tensors whose stored bytes are in them already; `apply` leaves those alone.
     """
 
     owner: Any
@@ -51,6 +52,7 @@ class OptimizerPlan:
     tolerated: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     as_given: bool = False
+    arrived: set[int] = field(default_factory=set)
 
     def apply(self) -> None:
         """Set state and settings of the optimizer; state that the checkpoint doesn't have is cleared.
@@ -67,7 +69,7 @@ class OptimizerPlan:
             self._load_own()
             return
         with torch.no_grad():
-            placing = Placing(self._parameters())
+            placing = Placing(self._parameters(), self.arrived)
             for group, key, value in self._new_settings(placing):
                 group[key] = value
             state = self._new_state(placing)
@@ -80,16 +82,20 @@ class OptimizerPlan:
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
-    def written(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The live tensors that `apply` will write into, with what; () where the owner loads in a way of its own."""
+    def written(self) -> list[tuple[torch.Tensor, torch.Tensor, bool]]:
+        """The live tensors that `apply` will write into, with what, and whether each write is a copy of bytes alone.
+
+        [] where the owner loads in a way of its own. Settings are computed with.
+        """
         if self.as_given or has_own_load(self.owner):
             return []
         with torch.no_grad():
             placing = Rehearsal(self._parameters())
             for _ in self._new_settings(placing):
                 pass
+            settings = len(placing.written)
             self._new_state(placing)
-        return placing.written
+        return [(*pair, number >= settings) for number, pair in enumerate(placing.written)]
 
     def _new_settings(self, placing: Placing) -> Iterator[tuple[dict[str, Any], str, Any]]:
         """Group, key and value, one at a time: each is to be set before the next."""

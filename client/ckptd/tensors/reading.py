@@ -4,21 +4,18 @@
 from __future__ import annotations
 
 import io
-import os
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
-from ckptd.disk.reader import Reader, Span
-from ckptd.errors import CkptdError, CorruptCheckpoint, InvalidArgument, UnknownSchema
-from ckptd.format.archive_check import check_archive, check_head
+from ckptd.disk.reader import Reader
+from ckptd.errors import CorruptCheckpoint, InvalidArgument, UnknownSchema
+from ckptd.format.archive_check import check_archive
 from ckptd.format.records import CheckpointIndex
 from ckptd.format.table_rows import TensorRow, faults_in_files, table_from_bytes
-from ckptd.limits import MAX_TABLE_BYTES
 from ckptd.names import META_FILE, SINGLE_FILE, TABLE_FILE
 from ckptd.tensors.loaded_tree import check_tree
 from ckptd.tensors.moving import moved
@@ -26,6 +23,7 @@ from ckptd.tensors.shard_tensors import ShardTensors
 from ckptd.tensors.tag_reader import decode
 from ckptd.tensors.tags import MARKER
 from ckptd.tensors.ties_across_files import tie_across_files
+from ckptd.tensors.unread import NOTHING_UNREAD, Unread
 
 _SCHEMAS: Final = {"single": "ckpt.v2", "sharded": "ckpt.v2-sharded"}
 _ENVELOPE: Final = frozenset({"schema", "wall_saved_at", "step"})
@@ -40,37 +38,43 @@ class Loaded:
         step: Finished optimizer steps.
         components: By name, "rng" among them; those that were asked for.
         names: Of all components that the checkpoint has.
+        unread: Files that are still to be read; none of them, unless it was loaded lazily.
     """
 
     index: CheckpointIndex | None
     step: int
     components: dict[str, Any]
     names: tuple[str, ...]
+    unread: Unread = NOTHING_UNREAD
 
 
 def load_from(
-    reader: Reader, device: torch.device, only: Collection[str] | None = None, *, absent_ok: bool = False
-) -> Loaded:
-    """Load the components of a checkpoint of format v2, whoever has its bytes; all of them are proven.
+    reader: Reader, device: torch.device, only: Collection[str] | None = None,
+    *, absent_ok: bool = False, lazily: bool = False,
+) -> Loaded:  # fmt: skip
+    """Load the components of a checkpoint of format v2, whoever has its bytes.
 
     Args:
         reader: Has them. It isn't closed.
         device: For the tensors. RNG states stay on the CPU.
         only: Names of the components to load; None means all.
         absent_ok: Whether `only` may name what the checkpoint doesn't have.
+        lazily: Leave the shards for `Loaded.unread`, which needs the reader open until they are read. On the CPU only.
 
     Raises:
         CorruptCheckpoint, UnknownSchema, InvalidArgument: As `ckptd.load` says.
         ReadFailed: It can't be read now.
     """
     rows = _read_table(reader)
-    body = META_FILE if reader.index.layout == "sharded" else SINGLE_FILE
-    payload = _payload(reader, body)
+    payload = _payload(reader, META_FILE if reader.index.layout == "sharded" else SINGLE_FILE)
     chosen = select(payload, only, absent_ok)
-    shards = _read_shards(reader, rows)
-    tie_across_files(rows, payload, shards, f"{reader.path}/{TABLE_FILE}")
+    shards = _shards(reader, rows)
+    unread = Unread(shards.values())
+    if not lazily:
+        unread.read({})
+    tie_across_files(rows, payload, shards, f"{reader.path}/{TABLE_FILE}", unread)
     components = {name: decode(_with_tensors(value, shards, reader.path)) for name, value in chosen.items()}
-    return Loaded(reader.index, reader.index.step, moved(components, device), tuple(payload))
+    return Loaded(reader.index, reader.index.step, moved(components, device), tuple(payload), unread)
 
 
 def _read_table(reader: Reader) -> tuple[TensorRow, ...]:
@@ -112,33 +116,17 @@ def _payload(reader: Reader, name: str) -> dict[str, Any]:
     return {key: value for key, value in payload.items() if key not in _ENVELOPE}
 
 
-def _read_shards(reader: Reader, rows: tuple[TensorRow, ...]) -> dict[str, ShardTensors]:
-    """All open shards, read and hashed in parallel; hashing releases the interpreter lock."""
+def _shards(reader: Reader, rows: tuple[TensorRow, ...]) -> dict[str, ShardTensors]:
     by_file: dict[str, list[TensorRow]] = {}
     for row in rows:
         by_file.setdefault(row.file, []).append(row)
+    sizes = {shard.path: shard.bytes for shard in reader.index.shards}
     bodies = {TABLE_FILE, META_FILE, SINGLE_FILE}
-    shards = {
-        name: ShardTensors(by_file.get(name, []), f"{reader.path}/{name}")
+    return {
+        name: ShardTensors(reader, name, sizes[name], by_file.get(name, ()))
         for name in reader.files
         if name not in bodies
     }
-    if not shards:
-        return {}
-    sizes = {shard.path: shard.bytes for shard in reader.index.shards}
-    with ThreadPoolExecutor(min(len(shards), len(os.sched_getaffinity(0))), "ckptd-read") as pool:
-        reads = [pool.submit(_read_shard, reader, name, shard, sizes) for name, shard in shards.items()]
-        faults = [fault for read in reads if (fault := read.exception()) is not None]
-    for fault in sorted(faults, key=lambda fault: not isinstance(fault, CkptdError)):
-        raise fault
-    return shards
-
-
-def _read_shard(reader: Reader, name: str, shard: ShardTensors, sizes: Mapping[str, int]) -> None:
-    # A shard of empty tensors only has no data: all of it is head.
-    head = bytearray(shard.spans[0].offset if shard.spans else min(sizes[name], MAX_TABLE_BYTES))
-    reader.read_into(name, [Span(0, memoryview(head)), *shard.spans] if head else shard.spans)
-    check_head(head, f"{reader.path}/{name}")
 
 
 def _with_tensors(value: Any, shards: Mapping[str, ShardTensors], where: str) -> Any:

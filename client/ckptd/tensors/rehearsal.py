@@ -44,7 +44,7 @@ def rehearse(module: torch.nn.Module, state: Mapping[str, Any]) -> Rehearsed | N
         What it would do; None when that can't be found out without changing something, when it would fail, or
         when the module changes no names (then its state_dict() says it all).
     """
-    if not _translates(module) or not _can_be_rehearsed(module):
+    if not translates(module) or not _can_be_rehearsed(module):
         return None
     recorder = _Recorder(module)
     given = OrderedDict(state)
@@ -58,7 +58,8 @@ def rehearse(module: torch.nn.Module, state: Mapping[str, Any]) -> Rehearsed | N
     return Rehearsed(missing, tuple(keys.unexpected_keys), recorder.writes, frozenset(recorder.resized))
 
 
-def _translates(module: torch.nn.Module) -> bool:
+def translates(module: torch.nn.Module) -> bool:
+    """Whether a part of the module has code of its own that may change what it is given to load."""
     return any(
         part._load_state_dict_pre_hooks or type(part)._load_from_state_dict is not _PLAIN_LOAD
         for part in module.modules()

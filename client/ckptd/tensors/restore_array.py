@@ -40,6 +40,7 @@ def plan_array(found: Findings, live: numpy.ndarray, stored: Any, path: Path) ->
         return lambda: stored
     write = _InPlace(live, stored, ...)
     if live.nbytes:  # it may share its memory with others of the state
+        found.unread.need(stored)
         found.targets.append(Target(path, *_both_as_bytes(live, stored), write.set_apart, by_place=False))
     return write
 

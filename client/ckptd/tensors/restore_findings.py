@@ -19,6 +19,7 @@ from ckptd.tensors.optim_plan import OptimizerPlan
 from ckptd.tensors.optim_restore import shorten
 from ckptd.tensors.shared_tensors import SharedTensors
 from ckptd.tensors.tied_values import Target
+from ckptd.tensors.unread import NOTHING_UNREAD, Unread
 from ckptd.warning import warn
 
 #: Writes one value and returns what its parent should hold: the live object itself, or a replacement.
@@ -47,6 +48,7 @@ class Findings:
         strict: Whether names without counterpart, and other shapes in a module, refuse the restore.
         follows: Whether plain data takes the stored structure altogether, as in a rollback: what has grown since goes,
             what has changed its kind, shape or dtype is replaced. Objects are compared all the same.
+        unread: Which of the stored tensors have no content yet: what looks at values needs them first.
 
     Attributes:
         problems: What refuses the restore, each with its key path.
@@ -62,8 +64,8 @@ class Findings:
         shared: What is given of stored tensors that are another component's as well.
     """
 
-    def __init__(self, *, strict: bool, follows: bool = False) -> None:
-        self.strict, self.follows = strict, follows
+    def __init__(self, *, strict: bool, follows: bool = False, unread: Unread = NOTHING_UNREAD) -> None:
+        self.strict, self.follows, self.unread = strict, follows, unread
         self.problems: list[str] = []
         self._strict_only = 0  # of the problems, those that wouldn't refuse with strict=False
         self.missing: list[str] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,10 +13,11 @@ from torch.nn.parameter import is_lazy
 
 from ckptd.snapshot.keypath import Path
 from ckptd.tensors.module_names import Canonical
-from ckptd.tensors.rehearsal import rehearse
+from ckptd.tensors.rehearsal import rehearse, translates
 from ckptd.tensors.restore_findings import Findings, Write
 from ckptd.tensors.restore_tensor import plan_module_tensor
 from ckptd.tensors.tags import type_name
+from ckptd.tensors.unread import Unread
 
 
 def plan_module(found: Findings, live: torch.nn.Module, stored: Any, path: Path) -> Write:
@@ -33,22 +34,25 @@ def plan_module(found: Findings, live: torch.nn.Module, stored: Any, path: Path)
     if not isinstance(stored, Mapping):
         return found.wrong_kind(live, stored, path)
     names = Canonical(live)
-    given = names.back(stored, now)
-    fit = _Fit(names, path, _own_tensors(live), now, given)
-    if not fit.is_whole() and fit.translated(live):
+    given, own = names.back(stored, now), _own_tensors(live)
+    fit = _Fit(names, path, own, now, given)
+    if not fit.is_whole() and fit.translated(live, found.unread):
         left_alone: set[str] = set()  # load_state_dict has said that it takes the state as it is
         fit.report(found)
     else:
-        left_alone = fit.report(found)
+        left_alone = fit.report(found, own if loads_plainly(live) else {})
     rest = OrderedDict((name, value) for name, value in given.items() if name not in left_alone)
     if hasattr(given, "_metadata"):
         rest._metadata = given._metadata  # type: ignore[attr-defined]
 
     def write() -> Any:
-        own = type(live).load_state_dict is not torch.nn.Module.load_state_dict
+        rest.update(
+            (name, own[name]) for name in fit.arrived
+        )  # copied onto itself: nothing but a new version
+        overridden = type(live).load_state_dict is not torch.nn.Module.load_state_dict
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Casting complex values to real")  # which was said by name
-            if own and found.strict:
+            if overridden and found.strict:
                 live.load_state_dict(rest)
             else:
                 # The names were compared above; torch refuses too late, and refuses what hooks have left out.
@@ -86,6 +90,29 @@ def own_form_for(live: torch.nn.Module, stored: Any) -> Any:
     return stored if list(given) == list(stored) else given
 
 
+def loads_plainly(live: torch.nn.Module) -> bool:
+    """Whether load_state_dict does nothing but copy each value, as it is, into the tensor of its name."""
+    return (
+        type(live).load_state_dict is torch.nn.Module.load_state_dict
+        and not torch.__future__.get_swap_module_params_on_conversion()
+        and all(map(_loads_plainly_itself, live.modules()))
+    )
+
+
+def _loads_plainly_itself(part: torch.nn.Module) -> bool:
+    plain, kind = torch.nn.Module, type(part)
+    load = kind._load_from_state_dict
+    return (
+        not part._load_state_dict_pre_hooks
+        and not part._load_state_dict_post_hooks
+        and kind.set_extra_state is plain.set_extra_state
+        # torch's own layers only add what old checkpoints lack.
+        and (load is plain._load_from_state_dict or load.__module__.startswith("torch.nn.modules."))
+        and vars(part).keys().isdisjoint(("load_state_dict", "_load_from_state_dict", "set_extra_state"))
+        and not isinstance(part, torch.jit.ScriptModule)
+    )
+
+
 def _own_tensors(live: torch.nn.Module) -> dict[Any, torch.Tensor]:
     tensors: dict[Any, torch.Tensor] = dict(live.named_parameters(remove_duplicate=False))
     return tensors | dict(live.named_buffers(remove_duplicate=False))
@@ -118,6 +145,7 @@ class _Fit:
             if name in now and isinstance(now[name], torch.Tensor) and not _is_extra(name, own)
         ]
         self._resized: frozenset[str] = frozenset()
+        self.arrived: set[str] = set()  # names whose stored bytes are in the live tensors already
 
     def is_whole(self) -> bool:
         """Whether each name has its counterpart, and each tensor one of its shape."""
@@ -127,8 +155,10 @@ class _Fit:
         )
         return shapes and not self._missing and not self._unused
 
-    def translated(self, live: torch.nn.Module) -> bool:
+    def translated(self, live: torch.nn.Module, unread: Unread) -> bool:
         """Whether the module itself makes more of the state than its names say; then that is what counts."""
+        if translates(live):
+            unread.need(self._given)
         rehearsed = rehearse(live, self._given)
         if rehearsed is None:
             return False
@@ -137,8 +167,11 @@ class _Fit:
         self._pairs = [(name, self._now.get(name), value) for name, value in rehearsed.writes.items()]
         return True
 
-    def report(self, found: Findings) -> set[str]:
-        """Enter what doesn't fit into found; returns the names that are to be left alone."""
+    def report(self, found: Findings, plain: Mapping[str, torch.Tensor] | None = None) -> set[str]:
+        """Enter what doesn't fit into found; returns the names that are to be left alone.
+
+        plain has the live tensors that get nothing but their stored bytes.
+        """
         for name in self._missing:
             found.missing_at(self._shown(name))
         for name in self._unused:
@@ -147,8 +180,23 @@ class _Fit:
             name
             for name, live, value in self._pairs
             if isinstance(live, torch.Tensor)
-            and not plan_module_tensor(found, live, value, self._shown(name), resized=name in self._resized)
+            and not plan_module_tensor(
+                found,
+                live,
+                value,
+                self._shown(name),
+                resized=name in self._resized,
+                arrived=self._arrival(name, live, plain or {}),
+            )
         }
+
+    def _arrival(
+        self, name: str, live: torch.Tensor, plain: Mapping[str, torch.Tensor]
+    ) -> Callable[[], None] | None:
+        own = plain.get(name)
+        if own is None or type(own) not in (torch.Tensor, torch.nn.Parameter) or _place(own) != _place(live):
+            return None
+        return lambda: self.arrived.add(name)
 
     def _shown(self, name: Any) -> Path:
         return (*self._path, self._names.name(name) if isinstance(name, str) else name)

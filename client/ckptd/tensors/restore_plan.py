@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -18,6 +19,7 @@ from ckptd.tensors.generator_state import GENERATORS, kind_of, set_generator, sk
 from ckptd.tensors.live_contents import holds_object, is_plain
 from ckptd.tensors.object_faults import object_faults
 from ckptd.tensors.optim import held_optimizer, is_torch_form, name_parameters
+from ckptd.tensors.optim_hooks import has_load_hooks
 from ckptd.tensors.optim_names import by_live_names
 from ckptd.tensors.optim_plan import OptimizerPlan
 from ckptd.tensors.optim_restore import has_own_load, match_optimizer
@@ -30,6 +32,7 @@ from ckptd.tensors.restore_module import has_own_form, own_form_for, plan_module
 from ckptd.tensors.restore_tensor import plan_tensor
 from ckptd.tensors.tag_reader import GeneratorElsewhere
 from ckptd.tensors.tied_values import Target, same_stored, settle_ties
+from ckptd.tensors.unread import NOTHING_UNREAD, Unread
 
 _BACK: Final = (
     "isn't in the live state, and is set as the dict that was stored; if it was an object's (a scheduler's is stored so), "
@@ -42,15 +45,20 @@ class Planner:
 
     Attributes:
         found: What was found on the way.
+        written: Once nothing is refused, all tensors that will be written in place.
     """
 
-    def __init__(self, state: Mapping[Any, Any], *, strict: bool, rollback: bool = False) -> None:
-        self.found = Findings(strict=strict, follows=rollback)
+    def __init__(
+        self, state: Mapping[Any, Any], *, strict: bool, rollback: bool = False,
+        unread: Unread = NOTHING_UNREAD,
+    ) -> None:  # fmt: skip
+        self.found = Findings(strict=strict, follows=rollback, unread=unread)
         self._state = state
         self._names: Mapping[int, str] | None = None
         self._met: dict[int, tuple[Any, Any, Path]] = {}
         self._optimizers: list[tuple[OptimizerPlan, Path]] = []
         self._held: dict[int, tuple[Any, Any]] = {}
+        self.written: list[Target] = []
 
     def plan_components(
         self, components: Mapping[Any, Any], asked: Collection[Any]
@@ -96,7 +104,8 @@ class Planner:
 
     def raise_problems(self) -> None:
         """Raise StateMismatch when anything that was planned can't be done, or would come out wrong."""
-        ties = settle_ties([*self.found.targets, *self._of_optimizers()], targets(self.found.held))
+        of_optimizers = list(self._of_optimizers())
+        ties = settle_ties([*self.found.targets, *of_optimizers], targets(self.found.held), self.found.unread)
         for path, fault in ties.faults:
             self.found.problem(path, fault)
         for target in ties.apart:
@@ -108,10 +117,13 @@ class Planner:
             self.found.warnings += plan.rounded(where)
             self.found.shared.expect(plan.stored.values())
         self.found.shared.expect(target.stored for target in self.found.targets)
+        self.written = [*self.found.targets, *of_optimizers]
 
     def _of_optimizers(self) -> Iterator[Target]:
         for plan, path in self._optimizers:
-            yield from (Target(path, live, stored) for live, stored in plan.written())
+            for live, stored, may_arrive in plan.written():
+                arrived = partial(plan.arrived.add, id(live)) if may_arrive else None
+                yield Target(path, live, stored, arrived=arrived)
 
     def retie(self) -> None:
         """Once everything is written, let objects hold the live tensors that theirs were tied to."""
@@ -147,14 +159,20 @@ class Planner:
         if id(live) not in self._held or not is_written_in_place(live) or holds_object(live):
             return False
         _, other = self._held[id(live)]
-        return other is None or not is_plain(live) or not same_stored(other, stored)
+        if other is None or not is_plain(live):
+            return True
+        self.found.unread.need(other, stored)
+        return not same_stored(other, stored)
 
     def _met_elsewhere(self, live: Any, stored: Any, path: Path) -> Path | None:
         """Where live stands already, and is to come to another value than here."""
         if not is_written_in_place(live):
             return None
         _, first, where = self._met.setdefault(id(live), (live, stored, path))
-        return where if where != path and not same_stored(first, stored) else None
+        if where == path:
+            return None
+        self.found.unread.need(first, stored)
+        return None if same_stored(first, stored) else where
 
     def _second_value(self, live: Any, stored: Any, path: Path, where: Path) -> Write:
         """Plain data becomes two; an object can't."""
@@ -170,6 +188,7 @@ class Planner:
         check = getattr(live, "check_state_dict", None)
         if not callable(check):
             return
+        self.found.unread.need(stored)
         try:
             check(stored)
         except StateMismatch as error:
@@ -190,7 +209,11 @@ class Planner:
             return lambda: live
         if self._names is None:
             self._names = name_parameters(self._state)
-        stored = by_live_names(held_optimizer(live), self._names, stored)
+        optimizer, unread = held_optimizer(live), self.found.unread
+        if has_load_hooks(optimizer):
+            unread.need(stored)
+        unread.peek(stored.get("param_groups") if isinstance(stored, Mapping) else None)
+        stored = by_live_names(optimizer, self._names, stored)
         try:
             plan = match_optimizer(live, self._names, stored, strict=self.found.strict)
         except StateMismatch as error:

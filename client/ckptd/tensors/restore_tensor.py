@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,18 +38,22 @@ def plan_tensor(found: Findings, live: torch.Tensor, stored: Any, path: Path) ->
     if live.dtype != stored.dtype or why_unwritable(live):
         return found.given(stored)
     write = _TensorWrite(live, stored, found.shared)
-    found.targets.append(Target(path, live, stored, write.set_apart))
+    found.targets.append(Target(path, live, stored, write.set_apart, arrived=write.arrived))
     return write
 
 
 class _TensorWrite:
-    """Copies stored into live; once it is set apart it gives stored itself instead, on live's device."""
+    """Copies stored into live, unless it is there already; once it is set apart it gives stored, on live's device."""
 
     def __init__(self, live: torch.Tensor, stored: torch.Tensor, shared: SharedTensors) -> None:
         self._live, self._stored, self._shared, self._apart = live, stored, shared, False
+        self._arrived = False
 
     def set_apart(self) -> None:
         self._apart = True
+
+    def arrived(self) -> None:
+        self._arrived = True
 
     def __call__(self) -> torch.Tensor:
         live, stored = self._live, self._stored
@@ -56,7 +61,10 @@ class _TensorWrite:
             return self._shared.lend_on(live.device, stored)
         bits = BITS_BY_ITEMSIZE[live.itemsize]
         with torch.no_grad():
-            live.detach().view(bits).copy_(stored.detach().view(bits))
+            if self._arrived:
+                live.copy_(live)  # nothing but its version: a graph that saved it must see the change
+            else:
+                live.detach().view(bits).copy_(stored.detach().view(bits))
         return live
 
 
@@ -65,11 +73,12 @@ def _is_like(live: torch.Tensor, stored: Any) -> bool:
 
 
 def plan_module_tensor(
-    found: Findings, live: torch.Tensor, stored: Any, path: Path, *, resized: bool = False
-) -> bool:
+    found: Findings, live: torch.Tensor, stored: Any, path: Path, *, resized: bool = False,
+    arrived: Callable[[], None] | None = None,
+) -> bool:  # fmt: skip
     """Whether the module's own load will put stored into live; False leaves it alone, reported or refused.
 
-    resized says that the module gives live the stored shape itself, before that.
+    resized says that the module gives live the stored shape itself, before that; arrived is as in Target.
     """
     if not fits_shape(found, live, stored, path, any_shape=resized):
         return False
@@ -83,7 +92,7 @@ def plan_module_tensor(
         )
         stored = stored.real
     if not (resized or isinstance(live, UninitializedTensorMixin)):
-        found.targets.append(Target(path, live, stored))
+        found.targets.append(Target(path, live, stored, arrived=arrived))
     return True
 
 

@@ -3,22 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, MutableMapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 import torch
 
-from ckptd.errors import InvalidArgument, RestoreFailed, StateMismatch
+from ckptd.errors import (
+    CorruptCheckpoint,
+    InvalidArgument,
+    ReadFailed,
+    RestoreFailed,
+    RestoreTorn,
+    StateMismatch,
+)
 from ckptd.snapshot import keypath
 from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.gradients import without_gradients
+from ckptd.tensors.live_contents import holds
 from ckptd.tensors.optim_restore import shorten
 from ckptd.tensors.registered_restore import faults_of_classes
 from ckptd.tensors.restore_findings import Findings, Write
 from ckptd.tensors.restore_plan import Planner
 from ckptd.tensors.rng import plan_rng, unlike_devices
+from ckptd.tensors.straight import straight
+from ckptd.tensors.tied_values import Target
+from ckptd.tensors.unread import NOTHING_UNREAD, Unread
 from ckptd.warning import HeldBack, warn_after
 
 RNG: Final = "rng"
@@ -53,6 +64,7 @@ def apply_state(
     strict: bool = True,
     only: Collection[str] | None = None,
     rollback: bool = False,
+    unread: Unread = NOTHING_UNREAD,
 ) -> RestoreReport:
     """Bring the live objects in state to what components hold.
 
@@ -93,18 +105,23 @@ def apply_state(
         rollback: The checkpoint is known to be of this very state as it was earlier in this process. Then plain data takes
             the stored structure altogether, in `state` itself too: entries and tensors made since are removed, those
             removed since are back, what has changed its kind, shape or dtype is replaced. Objects are compared as ever.
+        unread: Which of the components' tensors have no content yet (see `Loaded.unread`). Where nothing but a copy of bytes
+            would follow they are read into the live tensors; the rest is read before anything is written.
 
     Raises:
         StateMismatch: The checkpoint doesn't fit; `faults` lists what. The live state is untouched.
         InvalidArgument: state isn't a dict, or `only` names what neither side has. Nothing was changed.
         RestoreFailed: An object's own load_state_dict failed half-way; `state_touched` is True.
+        RestoreTorn: What was unread can't be read, or isn't what was committed, and a part of it is in the live
+            state already.
+        CorruptCheckpoint, ReadFailed: The same, and the live state is untouched.
     """
     if not isinstance(state, MutableMapping):
         raise InvalidArgument(
             "the state is not a dict", where="state", seen=type(state).__name__, wanted="name → object"
         )
     with normal_tensors(), HeldBack():
-        return _apply(state, components, strict=strict, only=only, rollback=rollback)
+        return _apply(state, components, strict=strict, only=only, rollback=rollback, unread=unread)
 
 
 def normal_tensors() -> AbstractContextManager[None]:
@@ -119,19 +136,27 @@ def _apply(
     strict: bool,
     only: Collection[str] | None,
     rollback: bool,
+    unread: Unread,
 ) -> RestoreReport:
     names = _selected(state, components, only)
-    planner = Planner(state, strict=strict, rollback=rollback)
+    planner = Planner(state, strict=strict, rollback=rollback, unread=unread)
     found = planner.found
-    writes = planner.plan_components(components, names - {RNG} if RNG not in state else names)
-    both = {name: components[name] for name in components if name in names and name in state}
-    for path, fault in faults_of_classes(both):
-        found.problem(path, fault)
-    set_rng = _plan_rng(components, names, found, asked=only is not None)
-    planner.raise_problems()
+    with _proven(unread):
+        writes = planner.plan_components(components, names - {RNG} if RNG not in state else names)
+        both = {name: components[name] for name in components if name in names and name in state}
+        for path, fault in faults_of_classes(both):
+            found.problem(path, fault)
+        set_rng = _plan_rng(components, names, found, asked=only is not None)
+        planner.raise_problems()
     found.warn_of_dropped()
     found.warn()
-    _write(state, writes, set_rng, without_gradients(planner.planned))
+    first = {name: writes[name] for name in writes if _has_code(state.get(name))}
+    unread.need(*(components.get(name) for name in first))
+    with _proven(unread, StateMismatch):
+        _write(state, first)
+    _read(planner.written, components, unread, touched=bool(first))
+    _write(state, {name: write for name, write in writes.items() if name not in first})
+    _finish(without_gradients(planner.planned), set_rng)
     planner.retie()
     found.warn(warn_after)
     not_asked = [str(name) for name in components if name not in names]
@@ -170,6 +195,7 @@ def _plan_rng(
         else:
             found.missing.append(keypath.show((RNG,)))  # saved without: that was said when it was saved
         return None
+    found.unread.need(components[RNG])
     try:
         set_rng: Callable[[], None] = plan_rng(components[RNG])
         found.warnings += unlike_devices(components[RNG])
@@ -179,10 +205,45 @@ def _plan_rng(
         return None
 
 
-def _write(
-    state: MutableMapping[Any, Any], writes: Mapping[Any, Write | None], set_rng: Callable[[], None] | None,
-    to_clear: Collection[torch.Tensor],
-) -> None:  # fmt: skip
+@contextmanager
+def _proven(unread: Unread, refusal: type[Exception] = Exception) -> Iterator[None]:
+    """What refuses a restore counts only where the bytes it looked at, and all others, are those committed."""
+    try:
+        yield
+    except (CorruptCheckpoint, ReadFailed):
+        raise
+    except refusal:
+        unread.prove()
+        raise
+
+
+def _has_code(live: Any) -> bool:
+    """Whether code that isn't torch's is given stored values: it gets them before any parameter is overwritten."""
+    return holds(live, lambda one: has_state_dict(one) and _turn(one) == 0)
+
+
+def _read(
+    written: Collection[Target], components: Mapping[Any, Any], unread: Unread, *, touched: bool
+) -> None:
+    live = straight(written, unread.uses(components), unread)
+    try:
+        unread.read_apart(live)
+        touched = touched or bool(live)
+        unread.read({address: group[0].live for address, group in live.items()})
+    except Exception as error:
+        if not touched:
+            raise
+        raise RestoreTorn(
+            "the checkpoint can't be read to its end, and the live state was already written to",
+            where="state", seen=f"{type(error).__name__}: {error}",
+            todo="restore another one (step=, source=), or make the objects anew before training on",
+        ) from error  # fmt: skip
+    for target in (target for group in live.values() for target in group):
+        if target.arrived is not None:
+            target.arrived()
+
+
+def _write(state: MutableMapping[Any, Any], writes: Mapping[Any, Write | None]) -> None:
     touched = False
     # Objects first: only their own code may still refuse, and no parameter is overwritten by then.
     for name in sorted(writes, key=lambda name: _turn(state.get(name))):
@@ -199,6 +260,9 @@ def _write(
                 raise  # ours refuse before they change anything
             raise _half_way(name, error) from error
         touched = True
+
+
+def _finish(to_clear: Collection[torch.Tensor], set_rng: Callable[[], None] | None) -> None:
     for parameter in to_clear:  # a gradient of before would count in the next step, or in an accumulation
         parameter.grad = None
     if set_rng is not None:

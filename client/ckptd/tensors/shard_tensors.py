@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
-from ckptd.disk.reader import Span
+from ckptd.disk.reader import Reader, Span
 from ckptd.errors import CorruptCheckpoint, UnsupportedTorch
+from ckptd.format.archive_check import check_head
 from ckptd.format.sharding import shard_key
 from ckptd.format.table_rows import TensorRow
+from ckptd.limits import MAX_TABLE_BYTES
 from ckptd.snapshot import keypath
 from ckptd.tensors.torch_support import DTYPE_BY_NAME
 
@@ -19,32 +21,81 @@ class ShardTensors:
     """Empty tensors for the rows of one file; tied rows share their memory.
 
     Attributes:
-        tensors: By shard key. Their values are only right after the spans were filled and the hash agreed.
-        spans: Where in the file each one's bytes lie, ascending.
+        name: Of the file.
+        tensors: By shard key. Their values are only right after `read`, and not where that put them elsewhere.
+        memory: The bytes of each tensor by their address, those of tied ones once; in the order of the file.
     """
 
-    def __init__(self, rows: Iterable[TensorRow], where: str) -> None:
-        """Allocate.
+    def __init__(self, reader: Reader, name: str, nbytes: int, rows: Iterable[TensorRow]) -> None:
+        """Make the memory, which takes none before something is written into it.
+
+        Args:
+            reader: Has the file.
+            name: Of the file.
+            nbytes: Its size.
+            rows: The rows of the table that are in it.
 
         Raises:
             CorruptCheckpoint: Rows overlap, or a shape and its bytes disagree.
             UnsupportedTorch: A dtype that the installed torch doesn't have.
         """
+        self.name = name
+        self._reader, self._where = reader, f"{reader.path}/{name}"
         self.tensors: dict[str, torch.Tensor] = {}
-        memory: dict[tuple[int, int], torch.Tensor] = {}
+        places: dict[tuple[int, int], torch.Tensor] = {}
         for row in rows:
             place = (row.offset, row.bytes)
-            if row.bytes == 0 or place not in memory:
-                memory[place] = torch.empty(row.bytes, dtype=torch.uint8, device="cpu")
-            self.tensors[shard_key(row.key[1:])] = _shaped(memory[place], row, where)
-        self.spans = [
-            Span(offset, memoryview(memory[offset, size].numpy().data))
-            for offset, size in sorted(memory)
-            if size
+            if row.bytes == 0 or place not in places:
+                places[place] = torch.empty(row.bytes, dtype=torch.uint8, device="cpu")
+            self.tensors[shard_key(row.key[1:])] = _shaped(places[place], row, self._where)
+        filled = sorted((place, memory) for place, memory in places.items() if place[1])
+        self.memory = {memory.data_ptr(): memory for _, memory in filled}
+        self._offsets = [offset for (offset, _), _ in filled]
+        ends = [offset + size for (offset, size), _ in filled]
+        for end, start in zip(ends, self._offsets[1:], strict=False):
+            if end > start:
+                raise CorruptCheckpoint("two tensors overlap", where=self._where, seen=f"at byte {start}")
+        # A shard of empty tensors only has no data: all of it is head.
+        self._head_bytes = self._offsets[0] if filled else min(nbytes, MAX_TABLE_BYTES)
+
+    def read(self, live: Mapping[int, torch.Tensor] | None = None) -> None:
+        """Read and prove the file.
+
+        Args:
+            live: Address of some of the memory → a dense tensor that gets its bytes instead.
+
+        Raises:
+            CorruptCheckpoint, ReadFailed: What was written anywhere must not be used.
+        """
+        head = bytearray(self._head_bytes)
+        spans = [Span(0, memoryview(head))] if head else []
+        for offset, (address, memory) in zip(self._offsets, self.memory.items(), strict=True):
+            spans.append(Span(offset, as_bytes((live or {}).get(address, memory))))
+        self._reader.read_into(self.name, spans)
+        check_head(head, self._where)
+
+    def prove(self) -> None:
+        """Check the file's hash, and keep nothing. Raises as `read`."""
+        self._reader.read_into(self.name, [])
+
+    def peek(self, addresses: Collection[int]) -> None:
+        """Read some of the memory, unproven. Raises as `read`."""
+        spans = [
+            Span(offset, as_bytes(memory))
+            for offset, (address, memory) in zip(self._offsets, self.memory.items(), strict=True)
+            if address in addresses
         ]
-        for before, after in zip(self.spans, self.spans[1:], strict=False):
-            if before.offset + before.into.nbytes > after.offset:
-                raise CorruptCheckpoint("two tensors overlap", where=where, seen=f"at byte {after.offset}")
+        self._reader.peek_into(self.name, spans)
+
+
+def as_bytes(tensor: torch.Tensor) -> memoryview:
+    """The memory of a dense CPU tensor."""
+    return memoryview(flat(tensor).numpy().data)
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A dense tensor's bytes in the order of its memory, without a copy."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _shaped(memory: torch.Tensor, row: TensorRow, where: str) -> torch.Tensor:

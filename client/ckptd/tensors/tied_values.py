@@ -17,6 +17,7 @@ from ckptd.tensors.generator_state import GENERATORS, state_of
 from ckptd.tensors.optim_storable import place
 from ckptd.tensors.registered_tags import fields_of
 from ckptd.tensors.tag_reader import GeneratorElsewhere
+from ckptd.tensors.unread import NOTHING_UNREAD, Unread
 
 _ALIGNMENT: Final = 16  # of the widest dtype
 
@@ -30,6 +31,8 @@ class Target:
         set_apart: Has what holds it get a tensor of its own instead; None where that can't be: it is an object's, or
             isn't written.
         by_place: Whether the checkpoint keeps its ties. It doesn't keep an array's: their values tell.
+        arrived: Says to what writes it that stored's bytes are in live already; None where the write may do more than
+            copy them.
     """
 
     path: Path
@@ -37,6 +40,7 @@ class Target:
     stored: torch.Tensor | None
     set_apart: Callable[[], None] | None = None
     by_place: bool = True
+    arrived: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Ties:
     faults: list[tuple[Path, str]] = field(default_factory=list)
 
 
-def settle_ties(targets: Iterable[Target], held: Iterable[Target]) -> Ties:
+def settle_ties(targets: Iterable[Target], held: Iterable[Target], unread: Unread = NOTHING_UNREAD) -> Ties:
     """Decide which live tensors stay tied.
 
     Those of objects stay as they are, and are right only if their stored values agree: each group is written into a
@@ -62,20 +66,27 @@ def settle_ties(targets: Iterable[Target], held: Iterable[Target]) -> Ties:
     Args:
         targets: Those that will be written.
         held: Any others of the state; those of targets may be among them.
+        unread: Stored tensors without content; those that are compared are read.
     """
     ties, known = Ties(), [*held, *targets]
     written = {place(one.live) for one in _written(known) if one.set_apart is None}
     known = [one for one in known if one.stored is not None or place(one.live) not in written]
     order = {id(target): position for position, target in enumerate(known)}
-    for group in _overlapping(known):
-        first = group[0]
-        if all(_same_tensor(one, first) for one in group) and not _may_overlap_itself(first.live):
+    for group in overlapping(known):
+        if is_one_tensor(group):
             continue
+        unread.need([one.stored for one in _written(group)])
         apart = _apart(sorted(group, key=lambda target: (target.set_apart is not None, order[id(target)])))
         ties.apart.extend(apart)
         gone = set(map(id, apart))
         ties.faults.extend(_faults([target for target in _written(group) if id(target) not in gone]))
     return ties
+
+
+def is_one_tensor(group: list[Target]) -> bool:
+    """Whether all of them are one live tensor, tied as the stored ones are."""
+    first = group[0]
+    return all(_same_tensor(one, first) for one in group) and not _may_overlap_itself(first.live)
 
 
 def _written(group: Iterable[Target]) -> list[Target]:
@@ -130,8 +141,8 @@ def _may_overlap_itself(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _overlapping(targets: Iterable[Target]) -> Iterator[list[Target]]:
-    """Groups whose bytes overlap; of one where its own may."""
+def overlapping(targets: Iterable[Target]) -> Iterator[list[Target]]:
+    """Groups whose live bytes overlap, one of them written at least; of one where its own may."""
     by_device: dict[torch.device, list[tuple[int, int, Target]]] = defaultdict(list)
     for target in targets:
         if target.live.numel():

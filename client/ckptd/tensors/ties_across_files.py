@@ -15,14 +15,16 @@ from ckptd.format.strict_json import compact
 from ckptd.format.table_rows import TensorRow
 from ckptd.names import META_FILE
 from ckptd.snapshot import keypath
-from ckptd.tensors.shard_tensors import ShardTensors
+from ckptd.tensors.shard_tensors import ShardTensors, flat
+from ckptd.tensors.unread import Unread
 
 _Met: TypeAlias = tuple[TensorRow, torch.Tensor]
 
 
 def tie_across_files(
-    rows: Sequence[TensorRow], payload: Mapping[str, Any], shards: Mapping[str, ShardTensors], where: str
-) -> None:
+    rows: Sequence[TensorRow], payload: Mapping[str, Any], shards: Mapping[str, ShardTensors], where: str,
+    unread: Unread,
+) -> None:  # fmt: skip
     """Let the shards' tensors that the table ties share memory, across files and with what lies in meta.pt.
 
     Each component's shards hold all its bytes, so that a component can be read alone; of those read here one copy
@@ -31,8 +33,9 @@ def tie_across_files(
     Args:
         rows: The table.
         payload: Of meta.pt, its tensors in the order of the table.
-        shards: The open shards, their tensors read and their hashes checked. Changed in place.
+        shards: The open shards. Changed in place.
         where: The table's path, for errors.
+        unread: Those of them that aren't read yet; the tied ones are, and their hashes checked.
 
     Raises:
         CorruptCheckpoint: Tensors that the table ties differ in dtype, shape, strides or a byte.
@@ -47,6 +50,7 @@ def tie_across_files(
     in_meta = _in_meta(rows, payload, where)
     for group in groups.values():
         met = [found for row in group if (found := _found(row, in_meta, shards)) is not None]
+        unread.need([tensor for _, tensor in met] if len(met) > 1 else [])
         met.sort(key=lambda found: found[0].file != META_FILE)  # first, as it lies in the payload already
         for other in met[1:]:
             if (
@@ -107,10 +111,4 @@ def _equal(owner: TensorRow, kept: torch.Tensor, row: TensorRow, tensor: torch.T
         return False
     if (kept.dtype, kept.shape, kept.stride()) != (tensor.dtype, tensor.shape, tensor.stride()):
         return False
-    return kept.data_ptr() == tensor.data_ptr() or torch.equal(_bytes(kept), _bytes(tensor))
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor's bytes in the order of its memory, without a copy."""
-    dense = tensor.detach()
-    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+    return kept.data_ptr() == tensor.data_ptr() or torch.equal(flat(kept), flat(tensor))
