@@ -59,7 +59,7 @@ class Desk:
         self.clients.pipeline = Pipeline(self.disk, self.pool, self.clients, lambda: 0.0)
         self.hasher = Worker("test-hasher")
         self.clients.streams = Streams(
-            self.clients.sessions, self.hasher, self.maker, self.send, lambda: self.now
+            self.clients.sessions, self.hasher, self.maker, self.send, lambda: self.now, self.clients.staged
         )
         self.clients.streams.pipeline = self.clients.pipeline
         lookup = Lookup(self.disk, self.clients.pipeline)

@@ -207,3 +207,23 @@ def test_a_client_that_lies_about_what_it_skipped_is_bounded(desk: Desk) -> None
     assert desk.clients.pipeline.books["default"].skipped == MAX_SKIPPED
     stranger = secrets.token_hex(16)
     refused(desk.ask(wire.Skipped(id=4, client_id=stranger, count=1, steps=[1]))[-1], ProtocolError)
+
+
+def test_memory_for_streams_counts_too(desk: Desk) -> None:
+    client, other = new_client_id(), new_client_id()
+    desk.attach(client)
+    limit(desk, max_client_bytes=3 * SIZE)
+    reserve(desk, client)
+    buffers = desk.clients.streams.buffers
+    assert buffers.take(client, "default", SIZE, 2) is None  # it is being made
+    assert desk.clients.staged.of(client) == 3 * SIZE
+    desk.settle()
+    slot = buffers.take(client, "default", SIZE, 2)
+    assert slot is not None and desk.clients.staged.of(client) == 3 * SIZE
+    slot.begin(client, "default", 1)
+    assert buffers.take(client, "default", SIZE, 2) is None
+    desk.settle()
+    assert buffers.of(client) == [slot] and desk.clients.staged.of(client) == 3 * SIZE
+    assert desk.clients.staged.of(other) == 0
+    buffers.forget(client)
+    assert desk.clients.staged.of() == 2 * SIZE

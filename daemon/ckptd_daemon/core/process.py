@@ -234,7 +234,7 @@ class Daemon:
         )  # fmt: skip
         clients.pipeline = Pipeline(self._disk, self._pool, clients, time.monotonic)
         clients.streams = Streams(
-            clients.sessions, self._stream_worker, self._maker, inlet.send, time.monotonic
+            clients.sessions, self._stream_worker, self._maker, inlet.send, time.monotonic, clients.staged
         )
         clients.streams.pipeline, clients.streams.endpoint = clients.pipeline, inlet.address
         return clients

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from ckptd.errors import OverBudget
 from ckptd_daemon.series.budget import Budget
 
 #: Who has memory: (client id, bytes) of each piece.
@@ -30,6 +31,14 @@ class StagedBytes:
         """Bytes that this client has; None: all of them."""
         pieces = (piece for holder in self._holders for piece in holder())
         return sum(size for owner, size in pieces if client_id in (None, owner))
+
+    def refusal(self, client_id: str, asked: str, wanted: int) -> OverBudget | None:
+        """What check raises."""
+        try:
+            self.check(client_id, asked, wanted)
+        except OverBudget as error:
+            return error
+        return None
 
     def check(self, client_id: str, asked: str, wanted: int) -> None:
         """Raise OverBudget when a client may not have `wanted` bytes more; `asked` says what for."""

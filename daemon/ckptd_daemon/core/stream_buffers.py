@@ -7,7 +7,10 @@ from collections.abc import Callable, Iterable
 
 from ckptd.errors import CkptdError
 from ckptd.snapshot.room import Room, check_room, memory_rooms
+from ckptd.snapshot.sizes import show_bytes
+from ckptd.snapshot.slot_layout import page_up
 from ckptd.snapshot.slots import Slot, SlotState
+from ckptd_daemon.core.staged_bytes import StagedBytes
 from ckptd_daemon.core.worker import Worker
 
 log = logging.getLogger(__name__)
@@ -21,17 +24,21 @@ class StreamBuffers:
 
     Args:
         maker: The thread that makes them.
+        staged: Counts what clients have, these included, and holds it against the budget.
         ready: Called when take() may have something for a client that it had nothing for.
         rooms: The bounds on memory; handed in by tests.
     """
 
     def __init__(
-        self, maker: Worker, ready: Ready, *, rooms: Callable[[], Iterable[Room]] = memory_rooms
-    ) -> None:
+        self, maker: Worker, staged: StagedBytes, ready: Ready, *,
+        rooms: Callable[[], Iterable[Room]] = memory_rooms,
+    ) -> None:  # fmt: skip
         self._maker, self._ready, self._rooms = maker, ready, rooms
         self._held: dict[str, list[Slot]] = {}
         self._left: list[Slot] = []  # being written for clients that are gone
-        self._making: set[str] = set()
+        self._making: dict[str, int] = {}  # bytes, by client
+        self._staged = staged
+        staged.count_also(self._pieces)
         self._short: dict[str, CkptdError] = {}  # who waits for room, and why there is none
         self._count = 0
 
@@ -79,14 +86,21 @@ class StreamBuffers:
         slots = [*self._left, *(slot for held in self._held.values() for slot in held)]
         return sum(slot.header().state in (SlotState.SEALED, SlotState.WRITING) for slot in slots)
 
+    def _pieces(self) -> list[tuple[str, int]]:
+        held = [(client_id, slot.capacity) for client_id, slots in self._held.items() for slot in slots]
+        return [*held, *self._making.items(), *(("", slot.capacity) for slot in self._left)]
+
     # --- making ----------------------------------------------------------------------------------
 
     def _make(self, client_id: str, run: str, size: int) -> None:
-        self._making.add(client_id)
+        refusal = self._staged.refusal(client_id, f"a streamed snapshot of {show_bytes(size)}", page_up(size))
+        self._making[client_id] = page_up(size)
         self._count += 1
         name = f"stream-{client_id}-{self._count}"
 
         def make() -> Slot:
+            if refusal is not None:
+                raise refusal
             check_room(size, self._rooms(), "a snapshot that is streamed")
             slot = Slot.anonymous(name, size, client_id=client_id, run=run)
             slot.prefault()
@@ -95,7 +109,7 @@ class StreamBuffers:
         self._maker.submit(make, lambda made: self._made(client_id, made))
 
     def _made(self, client_id: str, made: Slot | Exception) -> None:
-        self._making.discard(client_id)
+        self._making.pop(client_id, None)
         held = self._held.get(client_id)
         if isinstance(made, Slot):
             if held is None:  # it has left meanwhile

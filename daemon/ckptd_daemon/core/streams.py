@@ -22,6 +22,7 @@ from ckptd_daemon.core.credit import Account
 from ckptd_daemon.core.incoming import Incoming
 from ckptd_daemon.core.pipeline import Pipeline
 from ckptd_daemon.core.sessions import Session, Sessions
+from ckptd_daemon.core.staged_bytes import StagedBytes
 from ckptd_daemon.core.stream_buffers import StreamBuffers
 from ckptd_daemon.core.worker import Worker
 
@@ -66,6 +67,7 @@ class Streams:
         maker: The thread that makes memory.
         send: Sends a message to a stream's connection, without waiting.
         now: A monotonic clock in seconds.
+        staged: Counts the memory of clients.
 
     Attributes:
         pipeline: Where whole snapshots go; set once, right after construction.
@@ -77,10 +79,11 @@ class Streams:
     pipeline: Pipeline
 
     def __init__(
-        self, sessions: Sessions, worker: Worker, maker: Worker, send: Send, now: Callable[[], float]
-    ) -> None:
+        self, sessions: Sessions, worker: Worker, maker: Worker, send: Send, now: Callable[[], float],
+        staged: StagedBytes,
+    ) -> None:  # fmt: skip
         self.endpoint = self.endpoint_tcp = ""
-        self.buffers = StreamBuffers(maker, self._ready)
+        self.buffers = StreamBuffers(maker, staged, self._ready)
         self._sessions, self._worker, self._send, self._now = sessions, worker, send, now
         self._streams: dict[str, Stream] = {}
         self._in_memory: dict[str, int] = {}  # bytes given to the thread and not taken in yet, by client
