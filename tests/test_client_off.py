@@ -133,7 +133,9 @@ def test_a_client_that_could_not_open_leaves_the_lock(root: Path, monkeypatch: p
 def test_a_failure_is_a_warning_and_the_next_snapshot_works(
     root: Path, monkeypatch: pytest.MonkeyPatch, error: CkptdError, state: str
 ) -> None:
-    def fails(run_dir: Path, descriptor: object, data: memoryview, position: object) -> None:
+    def fails(
+        run_dir: Path, descriptor: object, data: memoryview, position: object, *, writing: object
+    ) -> None:
         part = data[:1]  # a view that this frame holds, as the real one does
         assert part
         raise error

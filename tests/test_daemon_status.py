@@ -34,9 +34,12 @@ def test_a_run_shows_what_is_queued_and_what_failed(tmp_path: Path) -> None:
     book.ledger.add(Snapshot("gpt", "c" * 32, 2, 5, None))
     book.failed, book.last_failed = 1, failed
     book.skipped, book.last_skipped, book.superseded = 3, 17, 2
-    data = describe(Root(tmp_path, ""), RECORD, clients({"gpt": book}), SlotPool(tmp_path), {"pid": 7})
+    writing = {"mode": "direct", "reason": "", "max_bytes_per_s": None, "urgent": False}
+    known = clients({"gpt": book})
+    data = describe(Root(tmp_path, ""), RECORD, known, SlotPool(tmp_path), {"pid": 7}, writing)
     (run,) = data["runs"]
     assert data["schema"] == "ckpt.v2-status" and data["verifier"] == {"pid": 7}
+    assert data["writing"] == writing
     assert [(s["sequence"], s["state"]) for s in run["queue"]] == [(5, "staged")]
     assert run["last_failed"]["error"] == "full" and run["failed"] == 1
     assert (run["skipped"], run["last_skipped"], run["superseded"]) == (3, 17, 2)
@@ -47,7 +50,7 @@ def test_a_run_shows_what_is_queued_and_what_failed(tmp_path: Path) -> None:
 
 def test_the_answer_always_fits_into_one_message(tmp_path: Path) -> None:
     books = {f"run-{n}": Book("r" * 32, 1, {"problems": ["x" * 1000]}) for n in range(3000)}
-    data = describe(Root(tmp_path, ""), RECORD, clients(books), SlotPool(tmp_path), {})
+    data = describe(Root(tmp_path, ""), RECORD, clients(books), SlotPool(tmp_path), {}, {})
     assert data["truncated"] and data["runs"]
     encoded = wire.encode(wire.StatusReply(id=1, data=data))
     assert len(encoded) <= MAX_MESSAGE_BYTES

@@ -8,7 +8,7 @@ import pytest
 from ckptd.disk.rootdir import Root
 from ckptd.errors import InvalidArgument
 from ckptd_daemon.__main__ import _parser, _settings
-from ckptd_daemon.core.process import DEFAULT_IDLE_EXIT_S, DaemonSettings, _policies
+from ckptd_daemon.core.daemon_settings import DEFAULT_IDLE_EXIT_S, DaemonSettings
 from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_daemon.series.settings_file import read_settings
 
@@ -37,8 +37,24 @@ def test_the_flags_of_the_module_become_settings() -> None:
 def test_a_policy_given_is_written_to_the_settings_of_all_runs_or_of_one(tmp_path: Path) -> None:
     root = Root.open(tmp_path, create=True)
     ours, theirs = RetentionPolicy(keep_last=3), RetentionPolicy(keep_last=9)
-    _policies(root, DaemonSettings(root=tmp_path, policy=ours))
-    _policies(root, DaemonSettings(root=tmp_path, policy=theirs, policy_run="gpt"))
-    kept = _policies(root, DaemonSettings(root=tmp_path))
+    DaemonSettings(root=tmp_path, policy=ours).into_file(root)
+    DaemonSettings(root=tmp_path, policy=theirs, policy_run="gpt").into_file(root)
+    kept = DaemonSettings(root=tmp_path).into_file(root)
     assert kept == read_settings(tmp_path)
     assert kept.policy_for("gpt") == theirs and kept.policy_for("other") == ours
+
+
+def test_a_rate_given_is_written_to_the_settings_and_zero_takes_it_out(tmp_path: Path) -> None:
+    root = Root.open(tmp_path, create=True)
+    asked = _settings(_parser().parse_args(["--root", str(tmp_path), "--max-write-rate", "50000000"]))
+    assert asked.into_file(root).max_write_rate == 50_000_000
+    assert DaemonSettings(root=tmp_path).into_file(root) == read_settings(tmp_path)
+    assert read_settings(tmp_path).max_write_rate == 50_000_000
+    assert DaemonSettings(root=tmp_path, max_write_rate=0).into_file(root).max_write_rate is None
+    assert read_settings(tmp_path).max_write_rate is None
+
+
+@pytest.mark.parametrize("rate", [1, -1])
+def test_a_rate_at_which_nothing_would_ever_be_done_is_refused(rate: int) -> None:
+    with pytest.raises(InvalidArgument, match="max_write_rate"):
+        DaemonSettings(root=Path("x"), max_write_rate=rate)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ckptd.errors import CkptdError, NoSpace
-from ckptd_daemon.core.process import DEFAULT_GRACE_S, DaemonSettings, run_daemon
+from ckptd_daemon.core.daemon_settings import DEFAULT_GRACE_S, DaemonSettings
+from ckptd_daemon.core.process import run_daemon
 from ckptd_daemon.series.budget import BUDGET_FLAGS
 from ckptd_daemon.series.policy import RetentionPolicy, parse_monitor
 

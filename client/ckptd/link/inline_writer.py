@@ -22,6 +22,7 @@ from ckptd.disk.lineage import Position
 from ckptd.disk.lock import RootLock
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series_entries import Entry, Series, position_after, read_series
+from ckptd.disk.writing import Writing
 from ckptd.errors import (
     CkptdError,
     NoSpace,
@@ -57,6 +58,7 @@ class InlineWriter:
         self._buffer = mmap.mmap(-1, PAGE_ALIGNMENT)
         self._next_sequence = 1
         self._seen: tuple[Entry, ...] = ()
+        self._writing = Writing()
 
     def open(self) -> None:
         """Take the lock; clear away what a killed writer left; find or give the run's id; write what waits in slots.
@@ -121,7 +123,8 @@ class InlineWriter:
         try:
             position = self._position(descriptor)
             ticket.sequence = position.sequence
-            done = commit_snapshot(self._root.run_dir(self._run), descriptor, data, position)
+            run_dir = self._root.run_dir(self._run)
+            done = commit_snapshot(run_dir, descriptor, data, position, writing=self._writing)
         except (NoSpace, SaveFailed, OutcomeUnknown) as error:
             _forget_frames(error)
             ticket.become("unknown" if isinstance(error, OutcomeUnknown) else "failed", error=error)

@@ -87,7 +87,8 @@ def _foreground(
     root: Path, run_name: str | None, rules: RetentionPolicy | None, seconds: dict[str, float],
     listen: str | None, budget: dict[str, int | None], rate: int | None,
 ) -> int:  # fmt: skip
-    from ckptd_daemon.core.process import DaemonSettings, run_daemon
+    from ckptd_daemon.core.daemon_settings import DaemonSettings
+    from ckptd_daemon.core.process import run_daemon
 
     settings = DaemonSettings(
         root=root, policy=rules, policy_run=run_name, listen=listen, budget=budget, max_write_rate=rate

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -19,11 +17,9 @@ from ckptd.disk.lock import RootLock
 from ckptd.disk.priority import LOWEST, Urgency, set_session_nice
 from ckptd.disk.rootdir import DaemonRecord, Root, own_start, private_dir
 from ckptd.disk.slot_folder import record_root
-from ckptd.disk.write_rate import check_rate
-from ckptd.errors import InvalidArgument
-from ckptd.names import check_run_name
 from ckptd_daemon.core import recovery
 from ckptd_daemon.core.clients import Clients
+from ckptd_daemon.core.daemon_settings import DaemonSettings
 from ckptd_daemon.core.disk import Disk
 from ckptd_daemon.core.endpoint import Endpoint, StreamEndpoint, last_words
 from ckptd_daemon.core.late_slots import LateSlots
@@ -40,67 +36,13 @@ from ckptd_daemon.core.status import describe
 from ckptd_daemon.core.streams import Streams
 from ckptd_daemon.core.who_waits import somebody_waits
 from ckptd_daemon.core.worker import Worker
-from ckptd_daemon.series.policy import RetentionPolicy
-from ckptd_daemon.series.settings_file import Settings, read_settings, write_settings
+from ckptd_daemon.series.settings_file import Settings
 from ckptd_daemon.verify.verifier_process import Verifier
 
 log = logging.getLogger(__name__)
 
-DEFAULT_GRACE_S: Final = 30.0
-DEFAULT_IDLE_EXIT_S: Final = 60.0
 LOG_FILE: Final = "daemon.log"
 LEFT_AT_ONCE: Final = 1  #: exit code after a second signal
-
-
-@dataclass(frozen=True, kw_only=True)
-class DaemonSettings:
-    """How to run one daemon.
-
-    Attributes:
-        root: The root; made when it is missing.
-        autostarted: A client started it, nobody watches it: print nothing, leave when idle.
-        quiet: Print nothing. Default: a line on stdout per snapshot, unless autostarted.
-        grace_s: How long attached clients are served after SIGTERM, SIGINT or SIGHUP. Default 30 s.
-        idle_exit_s: Leave after so many seconds without clients and without work. None (default): after 60 s
-            when autostarted, else never.
-        policy: A retention policy to write into the root's settings; None (default) leaves them as they are.
-        policy_run: The run the policy is for; None (default) for every run without one of its own.
-        budget: Fields of series.budget.Budget to write into the root's settings. Default: none.
-        max_write_rate: Bytes per second to write at most, 0 for no bound, to write into the root's settings. None
-            (default) leaves what they say.
-        log_path: None (default) for ROOT/.ckptd/daemon.log.
-        listen: Address of this machine's loopback to serve clients at too, "tcp://127.0.0.1:0" for any free port;
-            None (default) for none. Only who can read daemon.json gets in.
-    """
-
-    root: Path
-    autostarted: bool = False
-    quiet: bool = False
-    grace_s: float = DEFAULT_GRACE_S
-    idle_exit_s: float | None = None
-    policy: RetentionPolicy | None = None
-    policy_run: str | None = None
-    budget: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
-    max_write_rate: int | None = None
-    log_path: Path | None = None
-    listen: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("grace_s", self.grace_s), ("idle_exit_s", self.idle_exit_s)):
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise InvalidArgument("not a time", where=name, seen=repr(value), wanted="seconds, 0 or more")
-        check_rate(self.max_write_rate, "max_write_rate")
-        if self.listen is not None:
-            check_listen(self.listen)
-        if self.policy_run is not None:
-            check_run_name(self.policy_run)
-
-    @property
-    def idles_for_s(self) -> float | None:
-        """Seconds of idleness after which to leave; None for never."""
-        if self.idle_exit_s is None and self.autostarted:
-            return DEFAULT_IDLE_EXIT_S
-        return self.idle_exit_s
 
 
 def run_daemon(settings: DaemonSettings) -> int:
@@ -118,27 +60,11 @@ def run_daemon(settings: DaemonSettings) -> int:
     """
     root = Root.open(settings.root, create=True)
     with RootLock(root) as lock:
-        policies = _policies(root, settings)
+        policies = settings.into_file(root)
         log_path = settings.log_path or root.service_dir / LOG_FILE
         with Logs(log_path, to_stdout=not (settings.autostarted or settings.quiet)) as logs:
             Daemon(lock, settings, policies, str(log_path), logs.flush).run()
     return 0
-
-
-def _policies(root: Root, settings: DaemonSettings) -> Settings:
-    """The root's settings, after the flags were written to them."""
-    policies = read_settings(root.path)
-    if settings.policy is None and not settings.budget and settings.max_write_rate is None:
-        return policies
-    policies = dataclasses.replace(policies, budget=dataclasses.replace(policies.budget, **settings.budget))
-    if settings.max_write_rate is not None:
-        policies = dataclasses.replace(policies, max_write_rate=settings.max_write_rate or None)
-    if settings.policy is not None and settings.policy_run is None:
-        policies = dataclasses.replace(policies, policy=settings.policy)
-    elif settings.policy is not None and settings.policy_run is not None:
-        policies = dataclasses.replace(policies, runs={**policies.runs, settings.policy_run: settings.policy})
-    write_settings(root.path, policies)
-    return policies
 
 
 def _set_priority(urgent: bool) -> None:
@@ -164,10 +90,8 @@ class Daemon:
         self._verifier = Verifier(root.path)
         self._maker, self._stream_worker = Worker("ckptd-slots"), Worker("ckptd-streams")
         self._prover = Worker("ckptd-proofs")
-        self._disk, self._budget = (
-            Disk(root, policies, urgency=Urgency(False, _set_priority)),
-            policies.budget,
-        )
+        self._disk = Disk(root, policies, urgency=Urgency(False, _set_priority))
+        self._budget = policies.budget
         self._pool = SlotPool(root.slot_dir())
         _record_root(self._pool.folder, root)
         pid, pid_started = own_start()
