@@ -16,7 +16,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import ckptd
-from ckptd.tensors.capture import capture, copy_into, foresee
+from ckptd.tensors.capture import capture, copy_into
+from ckptd.tensors.foreseeing import foresee
 from round_trip import same, through_disk
 
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, FunctionType, MethodType, ModuleType)

@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, Dataset
 import ckptd
 from ckptd.errors import CheckpointWarning, InvalidArgument, StateMismatch, UnstorableState
 from ckptd.tensors import accumulation
-from ckptd.tensors.capture import capture, foresee
-from ckptd.tensors.gradients import gradient_bytes_to_come
+from ckptd.tensors.capture import capture
+from ckptd.tensors.foreseeing import foresee
+from ckptd.tensors.gradients import missing_gradients
 from ckptd.tensors.restoring import apply_state
 
 
@@ -161,12 +162,12 @@ def test_a_sparse_gradient_is_refused_by_key_path() -> None:
 def test_room_is_made_for_gradients_to_come() -> None:
     model = nn.Linear(1000, 1000, bias=False)
     gradients = ckptd.Gradients(model)
-    assert gradient_bytes_to_come(gradients) == 4_000_064
+    assert missing_gradients(gradients) == [model.weight]
     assert foresee({"model": model, "gradients": gradients}) > 8_000_000
     model.weight.grad = torch.zeros_like(model.weight)
-    assert gradient_bytes_to_come(gradients) == 0
+    assert missing_gradients(gradients) == []
     model.weight.requires_grad_(requires_grad=False).grad = None
-    assert gradient_bytes_to_come(gradients) == 0
+    assert missing_gradients(gradients) == []
 
 
 # --- with a restore -------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ from torch import nn
 import ckptd
 from ckptd import registered
 from ckptd.errors import CkptdError, CorruptCheckpoint, InvalidArgument, StateMismatch, UnstorableState
-from ckptd.tensors.capture import capture, foresee
+from ckptd.tensors.capture import capture
+from ckptd.tensors.foreseeing import foresee
 from ckptd.tensors.registered_tags import Unbuilt
 from ckptd.tensors.restoring import apply_state
 from ckptd.tensors.tag_reader import decode

@@ -20,6 +20,7 @@ from ckptd.link.daemon_link import ANSWER_S, DaemonLink
 from ckptd.link.earlier import EarlierSlots
 from ckptd.link.failures import Failures
 from ckptd.link.giving_way import GivingWay
+from ckptd.link.headroom import with_headroom
 from ckptd.link.session import DaemonMode
 from ckptd.link.staging import Payload, Staged, fill
 from ckptd.link.ticket import Ticket
@@ -140,7 +141,7 @@ class DaemonWriter:
                 link.greet()
             elif now >= grow_at and link.must_grow(size):
                 grow_at = now + _GROW_EVERY_S
-                link.reserve(size, max(left_s, _NO_NEWS_S))
+                link.reserve(with_headroom(size), max(left_s, _NO_NEWS_S))
                 continue
             elif way is not None and way.may_come(now):
                 link.look(_SLICE_S)

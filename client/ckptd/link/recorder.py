@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series import read_series
@@ -12,24 +12,23 @@ from ckptd.errors import CkptdError, NoDaemon, ReadFailed, SharedMemoryTooSmall,
 from ckptd.format.records import CheckpointIndex
 from ckptd.link.client_options import DEFAULT_CADENCE, ClientOptions
 from ckptd.link.failures import Failure, Failures
+from ckptd.link.headroom import with_headroom
 from ckptd.link.resume import Resumed
 from ckptd.link.staging import Payload
 from ckptd.link.ticket import Ticket
 from ckptd.link.writers import Writer
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import encode
-from ckptd.snapshot.slots import needed_bytes
 from ckptd.tensors.accumulation import accumulated_in, left_out
-from ckptd.tensors.capture import Captured, capture, foresee
+from ckptd.tensors.capture import Captured, capture
 from ckptd.tensors.copy_threads import CopyThreads
+from ckptd.tensors.foreseeing import foresee
 from ckptd.tensors.overlap import Overlap
 from ckptd.tensors.state_copy import copy_at_once
 from ckptd.versions import versions
 from ckptd.warning import warn
 
 __all__ = ["Recorder"]
-
-_DESCRIPTOR_ROOM: Final = 1024 * 1024  # for the descriptor, in a slot that is reserved before there is one
 
 
 class Recorder:
@@ -64,7 +63,7 @@ class Recorder:
 
     def reserve(self, state: Mapping[Any, Any], at_least: int = 0) -> None:
         """Have memory for snapshots of `state`, what training adds to it foreseen; see Client.reserve."""
-        size = max(at_least, needed_bytes(foresee(state), _DESCRIPTOR_ROOM))
+        size = with_headroom(max(at_least, foresee(state)))
         try:
             self._writer.reserve(size)
         except SharedMemoryTooSmall as error:

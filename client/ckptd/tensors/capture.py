@@ -18,7 +18,6 @@ import torch
 
 from ckptd.errors import InvalidArgument, UnstorableState
 from ckptd.format.storage_types import DTYPE_NAMES
-from ckptd.limits import MAX_TREE_DEPTH, MIB
 from ckptd.snapshot import keypath
 from ckptd.snapshot.descriptor import TensorSpec
 from ckptd.snapshot.keypath import Path
@@ -28,13 +27,11 @@ from ckptd.tensors.advice import advice, has_method
 from ckptd.tensors.collector import collector_held
 from ckptd.tensors.copy_threads import CopyThreads
 from ckptd.tensors.copying import copy_tensors
-from ckptd.tensors.gradients import Gradients, gradient_bytes_to_come
 from ckptd.tensors.module_names import canonical_state_dict
 from ckptd.tensors.nesting import check_depth
 from ckptd.tensors.number_lists import pack_numbers
-from ckptd.tensors.optim import held_optimizer, moment_bytes_to_come, name_parameters, optimizer_to_plain
+from ckptd.tensors.optim import held_optimizer, name_parameters, optimizer_to_plain
 from ckptd.tensors.plain_keys import check_element, check_key
-from ckptd.tensors.registered_tags import items_below
 from ckptd.tensors.rng import capture_rng_state
 from ckptd.tensors.tensor_rows import TensorRows
 
@@ -101,32 +98,6 @@ def copy_into(
         InvalidArgument: The buffer is too small or read-only. Nothing was copied.
     """
     copy_tensors(captured.tensors, captured.sources, buffer, threads)
-
-
-def foresee(state: Mapping[Any, Any]) -> int:
-    """Tensor bytes a snapshot of this state will need once training is under way.
-
-    Optimizer state that doesn't exist yet is counted as two fp32 tensors (Adam's moments) for each trained
-    parameter, three with amsgrad; a gradient that a `Gradients` will store as one tensor like the parameter. A
-    margin for small things that come later is added.
-
-    Raises:
-        UnstorableState, InvalidArgument: As for capture.
-    """
-    now = capture(state).data_bytes
-    coming = sum(_bytes_to_come(value) for value in _growing(state, 0))
-    return (now + coming) * 21 // 20 + MIB
-
-
-def _bytes_to_come(value: torch.optim.Optimizer | Gradients) -> int:
-    return gradient_bytes_to_come(value) if isinstance(value, Gradients) else moment_bytes_to_come(value)
-
-
-def _growing(value: Any, depth: int) -> list[torch.optim.Optimizer | Gradients]:
-    if isinstance(value, (torch.optim.Optimizer, Gradients)):
-        return [value]
-    items = items_below(value) if depth < MAX_TREE_DEPTH else ()
-    return [found for _, item in items for found in _growing(item, depth + 1)]
 
 
 def _check_top(state: Any) -> None:

@@ -84,10 +84,9 @@ class Gradients:
                 parameter.grad = None if stored is None else _placed(stored.detach(), parameter)
 
 
-def gradient_bytes_to_come(gradients: Gradients) -> int:
-    """Bytes of the gradients that training will make: one the size of each trained parameter without one."""
-    missing = [each for each in gradients.parameters().values() if each.requires_grad and each.grad is None]
-    return sum(each.numel() * each.itemsize + 64 for each in missing)
+def missing_gradients(gradients: Gradients) -> list[torch.Tensor]:
+    """The trained parameters without a gradient: training will make one the size of each."""
+    return [each for each in gradients.parameters().values() if each.requires_grad and each.grad is None]
 
 
 def without_gradients(restored: Iterable[Any]) -> list[torch.Tensor]:

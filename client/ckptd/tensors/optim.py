@@ -188,17 +188,6 @@ def is_torch_form(stored: Any) -> bool:
     )
 
 
-def moment_bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of moments still to be made: two fp32 tensors a trained parameter, three with amsgrad."""
-    total = 0
-    for group in optimizer.param_groups:
-        count = 3 if group.get("amsgrad") else 2
-        for parameter in group["params"]:
-            if parameter.requires_grad and not optimizer.state.get(parameter):
-                total += count * parameter.numel() * max(4, parameter.itemsize) + 64
-    return total
-
-
 def is_position(name: Any) -> bool:
     """Whether a stored name only says where the parameter was: "#0.3"."""
     return isinstance(name, str) and _POSITION.fullmatch(name) is not None

@@ -81,10 +81,19 @@ class TensorRows:
     def _reserve(self, nbytes: int) -> int:
         if nbytes == 0:
             return 0
-        alignment = PAGE_ALIGNMENT if nbytes >= PAGE_ALIGNED_FROM_BYTES else SMALL_ALIGNMENT
+        alignment = _alignment(nbytes)
         offset = -(-self.data_bytes // alignment) * alignment
         self.data_bytes = offset + nbytes
         return offset
+
+
+def most_bytes(nbytes: int) -> int:
+    """The most that a tensor of so many bytes adds to the length of the region."""
+    return nbytes + _alignment(nbytes)
+
+
+def _alignment(nbytes: int) -> int:
+    return PAGE_ALIGNMENT if nbytes >= PAGE_ALIGNED_FROM_BYTES else SMALL_ALIGNMENT
 
 
 def check_storable(tensor: torch.Tensor, path: keypath.Path) -> None:
