@@ -14,13 +14,18 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["DeviceCopy", "Pairs"]
+__all__ = ["DeviceCopy", "Pairs", "has_side_stream"]
 
 #: Places in the slot, and the tensors to copy to them.
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 _lock: Final = threading.Lock()
 _streams: Final[dict[torch.device, Any]] = {}
+
+
+def has_side_stream(tensor: torch.Tensor) -> bool:
+    """Whether it lies where copies can run beside the trainer's work."""
+    return tensor.is_cuda
 
 
 class DeviceCopy:

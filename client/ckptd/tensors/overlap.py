@@ -10,6 +10,7 @@ from ckptd.tensors.background_copy import BackgroundCopy
 from ckptd.tensors.capture import Captured
 from ckptd.tensors.copy_threads import CopyThreads
 from ckptd.tensors.deferring import deferred
+from ckptd.tensors.device_copy import has_side_stream
 from ckptd.tensors.state_copy import copy_beside
 from ckptd.tensors.step_gate import gate
 
@@ -36,7 +37,7 @@ class Overlap:
         found = deferred(state, captured.sources)
         for name in found.unheard:
             self._note(f"what {name} trains is copied at once: its step() doesn't run torch's hooks")
-        if not any(found.waits) and not any(source.is_cuda for source in captured.sources):
+        if not any(found.waits) and not any(map(has_side_stream, captured.sources)):
             return None
         return lambda memory, ended: copy_beside(captured, found, memory, threads=threads, ended=ended)
 

@@ -15,7 +15,7 @@ from ckptd.tensors.capture import Captured
 from ckptd.tensors.copy_threads import CopyThreads
 from ckptd.tensors.copying import copy_tensors
 from ckptd.tensors.deferring import Deferred
-from ckptd.tensors.device_copy import DeviceCopy, Pairs
+from ckptd.tensors.device_copy import DeviceCopy, Pairs, has_side_stream
 from ckptd.tensors.pinned_memory import pin
 from ckptd.tensors.step_gate import gate
 from ckptd.tensors.torch_support import BITS_BY_ITEMSIZE
@@ -81,8 +81,9 @@ def _by_device(captured: Captured, waits: Sequence[bool] | None) -> tuple[_Part,
     host, devices = _Part(), dict[torch.device, _Part]()
     owned = (row for row in captured.tensors if row.alias_of is None)
     for number, (row, source) in enumerate(zip(owned, captured.sources, strict=True)):
-        part = devices.setdefault(source.device, _Part()) if source.is_cuda else host
-        can_wait = waits is not None and waits[number] and (source.is_cuda or source.is_cpu)
+        on_cuda = has_side_stream(source)
+        part = devices.setdefault(source.device, _Part()) if on_cuda else host
+        can_wait = waits is not None and waits[number] and (on_cuda or source.is_cpu)
         (part.later if can_wait else part.now).append((row, source))
     return host, devices
 
