@@ -35,6 +35,7 @@ class FakeDaemon:
     def __init__(self, root: Root, *, hold: bool = False, slot_limit: int | None = None) -> None:
         self.root, self.hold, self.slot_limit = root, hold, slot_limit
         self.silent = False
+        self.queues = False  #: what it holds isn't being written yet, so it may give way
         self.refuse: CkptdError | None = None  #: answer to the next Attach, Reserve and Push
         self.fail: CkptdError | None = None  #: what becomes of snapshots
         self.deaf_to: set[str] = set()  #: names of requests that get no answer
@@ -159,6 +160,8 @@ class FakeDaemon:
                 id=request.id, client_id=request.client_id, snapshot=request.snapshot, step=0, state="unknown"
             )
             return unknown if known is None else _with_id(known, request.id)
+        if isinstance(request, wire.Supersede):
+            return self._supersede(request)
         if isinstance(request, wire.Status):
             return wire.StatusReply(id=request.id, data={"schema": "ckpt.v2-status"})
         return wire.Done(id=request.id)
@@ -186,11 +189,28 @@ class FakeDaemon:
             self._send(identity, wire.Refused(id=push.id, error=wire.WireError.of(error)))
             return
         self._sequence += 1
-        slot.mark_writing(self._sequence)
+        if not self.queues:
+            slot.mark_writing(self._sequence)
         self._send(identity, wire.Accepted(id=push.id, snapshot=push.snapshot, sequence=self._sequence))
         self._held.append((identity, push))
         if not self.hold:
             self._release()
+
+    def _supersede(self, request: wire.Supersede) -> wire.Notice:
+        held = next((one for one in self._held if one[1].snapshot == request.snapshot), None)
+        notice = wire.Notice(
+            id=request.id,
+            client_id=request.client_id,
+            snapshot=request.snapshot,
+            step=request.step,
+            state="writing",
+        )
+        if held is None or self.slots[held[1].slot].header().state is not SlotState.SEALED:
+            return notice
+        self._held.remove(held)
+        self.slots[held[1].slot].release()
+        self._states[request.snapshot] = _with_state(notice, "superseded")
+        return self._states[request.snapshot]
 
     def _release(self) -> None:
         for identity, push in self._held:
@@ -221,6 +241,11 @@ class FakeDaemon:
             for identity, number in self._waiting:
                 self._send(identity, wire.Drained(id=number, failed=0))
             self._waiting.clear()
+
+
+def _with_state(notice: wire.Notice, state: str) -> wire.Notice:
+    replaced: wire.Notice = msgspec.structs.replace(notice, state=state)
+    return replaced
 
 
 def _with_id(notice: wire.Notice, number: int) -> wire.Notice:
