@@ -195,7 +195,7 @@ def test_a_checkpoint_that_retention_removes_while_it_is_read_leads_to_a_new_lis
     end_daemon(root)
     aside = root / "aside"
     paths[2].rename(aside)
-    real, gone = resume.load_with_index, []
+    real, gone = resume.opened, []
 
     def load(path: Path, **options: Any) -> Any:
         if not gone:
@@ -205,7 +205,7 @@ def test_a_checkpoint_that_retention_removes_while_it_is_read_leads_to_a_new_lis
             raise CheckpointGone("deleted", where=str(path))
         return real(path, **options)
 
-    monkeypatch.setattr(resume, "load_with_index", load)
+    monkeypatch.setattr(resume, "opened", load)
     state = make(50)
     with ckptd.Client(root, daemon="off") as client:
         resumed = client.restore(state)

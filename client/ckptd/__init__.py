@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ckptd.disk.series import latest_valid as latest_valid
     from ckptd.disk.verification import verify as verify
     from ckptd.errors import *  # noqa: F403 - every class of it, as below
-    from ckptd.link.resume import Resumed as Resumed
+    from ckptd.link.resumed import Resumed as Resumed
     from ckptd.link.ticket import Ticket as Ticket
     from ckptd.loop.cadence import Cadence as Cadence
     from ckptd.loop.loader import ResumableLoader as ResumableLoader
@@ -42,7 +42,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 _WHERE = {
     "Client": "ckptd.client",
     "Ticket": "ckptd.link.ticket",
-    "Resumed": "ckptd.link.resume",
+    "Resumed": "ckptd.link.resumed",
     "Cadence": "ckptd.loop.cadence",
     "TrainState": "ckptd.loop.train_state",
     "register_type": "ckptd.registered",

@@ -19,13 +19,13 @@ from typing import Any, Literal
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series import Checkpoint, best, checkpoints, latest_valid
 from ckptd.errors import ClientClosed
-from ckptd.link.client_options import ClientOptions, DaemonChoice, OnBusy, OnError, check_bound
+from ckptd.link.client_options import ClientOptions, DaemonChoice, OnBusy, OnError, Transport, check_bound
 from ckptd.link.failures import Failures
 from ckptd.link.leaving import leave_at_end
 from ckptd.link.metrics import plain_metrics
 from ckptd.link.recorder import Recorder
 from ckptd.link.restoration import Restoration
-from ckptd.link.resume import Resumed
+from ckptd.link.resumed import Resumed
 from ckptd.link.ticket import WAIT_TIMEOUT_S, Ticket
 from ckptd.link.writers import make_writer
 from ckptd.loop.cadence import Cadence
@@ -53,6 +53,7 @@ class Client:
         on_busy: Without a free slot "wait" (default); "supersede": the oldest snapshot that isn't being written yet
             gives way, else wait; "skip": the same, else skip this one. Each that is left out is reported.
         overlap: True returns from snapshot() before parameters and optimizer state are copied; see snapshot().
+        transport: "auto" (default) streams to the daemon where /dev/shm can't serve; "shm" refuses, "stream" always does.
         on_error: "warn" (default) says a failed snapshot as a CheckpointWarning at the next call; "raise" raises.
         sharding: How the tensors are divided into files; None (default) for Sharding().
         busy_timeout_s: Bound of the wait for a slot, and for an earlier client's snapshots (300).
@@ -81,6 +82,7 @@ class Client:
         slots: int = 2,
         on_busy: OnBusy = "wait",
         overlap: bool = False,
+        transport: Transport = "auto",
         on_error: OnError = "warn",
         sharding: Sharding | None = None,
         busy_timeout_s: float = 300.0,
@@ -90,7 +92,8 @@ class Client:
     ) -> None:
         self._closed, self._pid = True, os.getpid()
         self._options = options = ClientOptions(
-            daemon=daemon, cadence=cadence, slots=slots, on_busy=on_busy, overlap=overlap, on_error=on_error,
+            daemon=daemon, cadence=cadence, slots=slots, on_busy=on_busy, overlap=overlap,
+            transport=transport, on_error=on_error,
             sharding=sharding or Sharding(), busy_timeout_s=busy_timeout_s, start_timeout_s=start_timeout_s,
             close_timeout_s=close_timeout_s, max_unsaved_s=max_unsaved_s,
         )  # fmt: skip
@@ -196,6 +199,7 @@ class Client:
         source: str | os.PathLike[str] | None = None,
         only: Collection[str] | None = None,
         strict: bool = True,
+        verify_first: bool = False,
     ) -> Resumed | None:
         """Bring `state` to the newest whole checkpoint of the line, every byte checked while it is read.
 
@@ -204,7 +208,9 @@ class Client:
         where that can't be, it is waited for (at most busy_timeout_s). Later snapshots go on from what was restored.
         The memory for them is reserved here.
 
-        Everything is checked before anything is written. Live objects stay the objects they are, on their own
+        Everything but the hashes of large files is checked before anything is written; those are checked while the bytes are
+        read, straight into the live tensors where that can be. A wrong one leads to the checkpoint before, which
+        overwrites everything. Live objects stay the objects they are, on their own
         devices, with their own `requires_grad`; whether a module is compiled or wrapped in DDP makes no
         difference. The gradients of what is restored are cleared, unless a ckptd.Gradients in the state restores
         them. Random generators are set last and never change device; a CUDA device whose state the
@@ -227,25 +233,30 @@ class Client:
             strict: False lets names be missing on either side, and tensors have another shape: they are left alone
                 and reported by key path. Optimizers may have other parameter groups, or be of another class: how they
                 differ is in `tolerated`, and so is what has another kind or dtype. What the live objects themselves
-                refuse is refused all the same.
+                refuse is refused all the same. Each checkpoint of the run is read whole before it touches the state.
+            verify_first: True reads and checks the whole checkpoint before the state is touched, so that none that is
+                damaged ever is in it. It takes longer, and memory for a second copy of the state meanwhile.
 
         Returns:
             What was restored, or None when the run has no checkpoint yet: a fresh start.
 
         Raises:
-            RestoreFailed: There are checkpoints and every one fails its checks; or, with state_touched=True,
-                an object's own load_state_dict failed half-way.
+            RestoreFailed: There are checkpoints and every one fails its checks; or an object's own load_state_dict
+                failed half-way. With state_touched=True a part of it is in the state, which is of no use then.
             StateMismatch: The checkpoint doesn't fit the state, which is untouched; `faults` lists everything.
             InvalidArgument: `only` names what neither side has. The state is untouched.
             NothingThere: No checkpoint of this step, or nothing at source.
-            CorruptCheckpoint: The one at source fails its checks. The state is untouched.
+            CorruptCheckpoint: The one at source fails its checks. The state is untouched; where it isn't, it is a
+                RestoreFailed with state_touched=True.
             TimedOut: An earlier client's snapshot isn't written yet; restoring now would lose it.
             SharedMemoryTooSmall: The state was restored and can't be saved.
         """
         self._check_open()
         with self._writer.lock:
             self._writer.finish_copy()
-            return self._restoration.run(state, step=step, source=source, only=only, strict=strict)
+            return self._restoration.run(
+                state, step=step, source=source, only=only, strict=strict, verify_first=verify_first
+            )
 
     # --- asking ----------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ from ckptd.disk.slot_reader import SlotReader
 from ckptd.errors import CorruptCheckpoint, ReadFailed, UnknownSchema, UnstorableState
 from ckptd.format.records import CheckpointIndex
 from ckptd.link.earlier import StagedSnapshot
-from ckptd.link.resume import Resumed, apply
+from ckptd.link.resume import apply
+from ckptd.link.resumed import Resumed
 from ckptd.tensors.loading import load_reader
 from ckptd.tensors.restoring import normal_tensors
 from ckptd.warning import warn

@@ -13,7 +13,7 @@ from ckptd.format.records import CheckpointIndex
 from ckptd.link.client_options import DEFAULT_CADENCE, ClientOptions
 from ckptd.link.failures import Failure, Failures
 from ckptd.link.headroom import with_headroom
-from ckptd.link.resume import Resumed
+from ckptd.link.resumed import Resumed
 from ckptd.link.staging import Payload
 from ckptd.link.ticket import Ticket
 from ckptd.link.writers import Writer

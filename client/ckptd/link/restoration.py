@@ -12,7 +12,8 @@ from ckptd.errors import NoDaemon, SharedMemoryTooSmall, TimedOut
 from ckptd.link.earlier import EarlierSlots, StagedSnapshot
 from ckptd.link.from_slot import restore_from_slot
 from ckptd.link.recorder import Recorder
-from ckptd.link.resume import Resumed, restore
+from ckptd.link.resume import restore
+from ckptd.link.resumed import Resumed
 from ckptd.link.writers import Writer
 from ckptd.warning import HeldBack, warn
 
@@ -39,7 +40,7 @@ class Restoration:
 
     def run(
         self, state: MutableMapping[Any, Any], *, step: int | None, source: str | os.PathLike[str] | None,
-        only: Collection[str] | None, strict: bool,
+        only: Collection[str] | None, strict: bool, verify_first: bool,
     ) -> Resumed | None:  # fmt: skip
         """See Client.restore."""
         writer = self._writer
@@ -59,7 +60,7 @@ class Restoration:
                 if resumed is None:
                     resumed = restore(
                         self._root, self._run, state, run_id=writer.run_id, step=step, source=source, only=only,
-                        strict=strict, knows=self._recorder.knows,
+                        strict=strict, knows=self._recorder.knows, verify_first=verify_first,
                     )  # fmt: skip
                 self._recorder.go_on_from(resumed, fits=strict and only is None, before=bases)
         # Without a daemon now the state is restored all the same; saving will look for one again.

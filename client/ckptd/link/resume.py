@@ -1,7 +1,7 @@
 """Restoring a run: the newest checkpoint on the line that proves whole, or the one the caller names.
 
-Nothing is read twice: a checkpoint is hashed while it is loaded, and a wrong byte leads to the next one,
-said. The live state is touched only by a checkpoint that was read whole and fits.
+Nothing is read twice: a checkpoint is hashed while it is read into the live tensors, after everything else about it was
+checked. A wrong byte leads to the next one, said, which overwrites whatever came before it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, MutableMapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,66 +24,24 @@ from ckptd.errors import (
     NothingThere,
     ReadFailed,
     RestoreFailed,
+    RestoreTorn,
 )
 from ckptd.format.records import CheckpointIndex
+from ckptd.link.resumed import Resumed
 from ckptd.names import check_step
-from ckptd.tensors.loading import Loaded, load_with_index
+from ckptd.tensors.loading import Loaded, opened
 from ckptd.tensors.restoring import RestoreReport, apply_state, normal_tensors
-from ckptd.warning import warn
+from ckptd.warning import warn, warn_after_all
 
-__all__ = ["Resumed", "restore"]
+__all__ = ["apply", "restore"]
 
 _LISTINGS: Final = 20  # retention may remove what was listed a moment ago; then the run is listed again
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resumed:
-    """What a restore did.
-
-    Attributes:
-        step: Finished optimizer steps of the state that was restored.
-        path: The checkpoint.
-        passed_over: Newer ones that failed their checks, each with its reason.
-        missing: Key paths that are in the live state and not in the checkpoint; they keep their values.
-        unused: Key paths that are in the checkpoint and not in the live state; they were ignored.
-        reshaped: Key paths of tensors that have another shape in the checkpoint; they keep their values.
-        not_asked: Names of the components that the checkpoint has and `only` left out.
-        dropped: Key paths of entries of live dicts that the checkpoint lacks: they were removed.
-        tolerated: With `strict=False`: what differs and was taken all the same, each with its key path, in words: parameter
-            groups (and whose settings each has now) and classes of optimizers, values of another kind or dtype, numbers
-            that were rounded; and optimizer state that couldn't be taken.
-        sequence: The checkpoint's commit counter; None when it isn't one of this run.
-        run_seconds: Training seconds of the run up to it; 0.0 when it isn't one of this run (a warm start), whose
-            seconds begin anew.
-        in_part: `only` left out something of the live state.
-        staged: It was restored from the slot in which an earlier client left it: `path` is the folder that a daemon
-            makes of it, and may not be there yet.
-    """
-
-    step: int
-    path: Path
-    passed_over: tuple[PassedOver, ...] = ()
-    missing: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
-    reshaped: tuple[str, ...] = ()
-    not_asked: tuple[str, ...] = ()
-    tolerated: tuple[str, ...] = ()
-    sequence: int | None = None
-    run_seconds: float = 0.0
-    dropped: tuple[str, ...] = ()
-    in_part: bool = False
-    staged: bool = False
-
-    @property
-    def next_step(self) -> int:
-        """The step to train next: step + 1; 1 after a warm start from another run that took over only a part."""
-        return 1 if self.in_part and self.sequence is None else self.step + 1
 
 
 def restore(
     root: Root, run: str, state: MutableMapping[Any, Any], *, run_id: str, step: int | None,
     source: str | os.PathLike[str] | None, only: Collection[str] | None, strict: bool,
-    knows: Callable[[CheckpointIndex], bool] = lambda _: False,
+    knows: Callable[[CheckpointIndex], bool] = lambda _: False, verify_first: bool = False,
 ) -> Resumed | None:  # fmt: skip
     """Restore the checkpoint at `source`, of `step`, or the newest on the line; see Client.restore.
 
@@ -94,16 +52,36 @@ def restore(
         raise InvalidArgument("step and source exclude each other", where="restore", todo="give one of them")
     with normal_tensors():  # what is loaded becomes the live state's
         if source is None:
+            # What the next one lacks keeps its value if that isn't strict: nothing may be in it by then.
+            first = verify_first or not strict
             return _restore_run(
-                root, run, state, run_id=run_id, step=step, only=only, strict=strict, knows=knows
+                root,
+                run,
+                state,
+                run_id=run_id,
+                step=step,
+                only=only,
+                strict=strict,
+                knows=knows,
+                verify_first=first,
             )
-        return _restore_from(source, root, run, state, run_id=run_id, only=only, strict=strict, knows=knows)
+        return _restore_from(
+            source,
+            root,
+            run,
+            state,
+            run_id=run_id,
+            only=only,
+            strict=strict,
+            knows=knows,
+            verify_first=verify_first,
+        )
 
 
 def _restore_run(
     root: Root, run: str, state: MutableMapping[Any, Any], *,
     run_id: str, step: int | None, only: Collection[str] | None, strict: bool,
-    knows: Callable[[CheckpointIndex], bool],
+    knows: Callable[[CheckpointIndex], bool], verify_first: bool,
 ) -> Resumed | None:  # fmt: skip
     """Restore the newest whole checkpoint on the run's line, or the newest whole one of `step`:
     of those on the line, or of the abandoned ones when the line has none of this step.
@@ -113,22 +91,40 @@ def _restore_run(
 
     Raises:
         NothingThere: There is none of this step.
-        RestoreFailed: There are some, and every one fails its checks. The state is untouched.
+        RestoreFailed: There are some, and every one fails its checks; or one of them only when it was in the state
+            already, and what comes below befell the rest (`state_touched`).
         ReadFailed: None can be read now, or there are no descriptors or no memory left. The state is untouched.
         CheckpointGone: Retention took each one while it was read, several times over. The state is untouched.
         StateMismatch: The checkpoint is whole and doesn't fit the state, which is untouched.
     """
-    run_dir, search = root.run_dir(run), _Search(only)
+
+    def restore_one(entry: Entry, passed: tuple[PassedOver, ...]) -> Resumed:
+        with _opened(entry, only, lazily=not verify_first) as loaded:
+            return apply(state, loaded, entry.path, run_id, only, strict, knows, passed)
+
+    search = _Search(restore_one)
+    try:
+        return _restore_first(root, run, step, search)
+    except CkptdError as error:
+        if not search.touched or (isinstance(error, RestoreFailed) and error.state_touched):
+            raise
+        raise RestoreFailed(
+            "no checkpoint could be restored, and one that failed is in the state in part", state_touched=True,
+            where=str(root.run_dir(run)), seen=f"{search.said()}; then {type(error).__name__}: {error}",
+            todo="make the objects anew before training on; verify_first=True reads everything before it touches them",
+        ) from error  # fmt: skip
+
+
+def _restore_first(root: Root, run: str, step: int | None, search: _Search) -> Resumed | None:
+    run_dir = root.run_dir(run)
     for _ in range(_LISTINGS):
         with reading(run_dir):
             series = read_series(root, run)
         chosen = _of_line(series) if step is None else _of_step(series, check_step(step))
         with contextlib.suppress(CheckpointGone):  # retention took it meanwhile: list the run again
-            found = search.first_whole(chosen)
-            if found is not None:
-                entry, loaded = found
-                passed = tuple(search.passed.values())
-                return apply(state, loaded, entry.path, run_id, only, strict, knows, passed)
+            resumed = search.first_whole(chosen)
+            if resumed is not None:
+                return resumed
             if step is None and not search.passed:
                 return None
             raise search.failure(run_dir)
@@ -138,36 +134,54 @@ def _restore_run(
 class _Search:
     """Looks for the first of some checkpoints that is read whole.
 
+    Args:
+        restore_one: Restores one of them, with those that were passed over before it.
+
     Attributes:
         passed: Those that were not, by name, each with its reason.
+        touched: Whether the live state was written to by one that failed then.
     """
 
-    def __init__(self, only: Collection[str] | None) -> None:
-        self._only = only
+    def __init__(self, restore_one: Callable[[Entry, tuple[PassedOver, ...]], Resumed]) -> None:
+        self._restore_one = restore_one
         self._corrupt = False
         self.passed: dict[str, PassedOver] = {}
+        self.touched = False
 
-    def first_whole(self, chosen: Iterable[Entry]) -> tuple[Entry, Loaded] | None:
-        """It, loaded and checked, or None. Raises CheckpointGone, and ReadFailed where all others would fail alike."""
+    def first_whole(self, chosen: Iterable[Entry]) -> Resumed | None:
+        """What it was, or None. Raises CheckpointGone, and ReadFailed where all others would fail alike."""
         for entry in chosen:
             try:
-                return entry, _load(entry, self._only)
-            except ReadFailed as error:
-                if error.errno in MACHINE_ERRORS:
-                    raise
-                _pass_over(entry, entry.reason or str(error), self.passed)
-            except CorruptCheckpoint as error:
-                _pass_over(entry, str(error), self.passed)
-                self._corrupt = True
+                return self._restore_one(entry, tuple(self.passed.values()))
+            except RestoreTorn as error:
+                self.touched = True
+                warn_after_all()  # one that is an error must not leave the state as it is now
+                self._judge(entry, error.__cause__ if isinstance(error.__cause__, CkptdError) else error)
+            except (CorruptCheckpoint, ReadFailed) as error:
+                self._judge(entry, error)
         return None
+
+    def _judge(self, entry: Entry, error: CkptdError) -> None:
+        """Pass the entry over, unless the error says something of more than this one."""
+        if isinstance(error, CorruptCheckpoint):
+            self._corrupt = True
+            _pass_over(entry, str(error), self.passed)
+        elif isinstance(error, ReadFailed) and error.errno not in MACHINE_ERRORS:
+            _pass_over(entry, entry.reason or str(error), self.passed)
+        else:
+            raise error
+
+    def said(self) -> str:
+        """All that were passed over, with their reasons, in one line."""
+        return "; ".join(f"{one.name}: {one.reason}" for one in self.passed.values())
 
     def failure(self, run_dir: Path) -> CkptdError:
         """Why there is nothing to restore, all having been passed over."""
-        seen = "; ".join(f"{one.name}: {one.reason}" for one in self.passed.values())
+        seen = self.said()
         if not self._corrupt:
             return none_readable(run_dir, seen)
         return RestoreFailed(
-            "no checkpoint could be restored", where=str(run_dir), seen=seen,
+            "no checkpoint could be restored", state_touched=self.touched, where=str(run_dir), seen=seen,
             todo="look with: ckptd list; restore another one with step= or source=",
         )  # fmt: skip
 
@@ -186,19 +200,21 @@ def _of_line(series: Series) -> list[Entry]:
 def _restore_from(
     source: str | os.PathLike[str], root: Root, run: str, state: MutableMapping[Any, Any], *,
     run_id: str, only: Collection[str] | None, strict: bool, knows: Callable[[CheckpointIndex], bool],
+    verify_first: bool,
 ) -> Resumed:  # fmt: skip
     """Restore exactly the checkpoint at a path: a folder of any run, or a file of format v1.
 
     Raises:
         NothingThere, CorruptCheckpoint, StateMismatch: The state is untouched.
         ReadFailed: Whether it is one of this run can't be told now. The state is untouched.
+        RestoreTorn: It proved damaged when a part of it was in the state.
     """
     path = Path(source)
-    loaded = load_with_index(path, only=only, absent_ok=True)
-    index = loaded.index
-    if index is not None and index.run_id == run_id and _went_another_way(root, run, index):
-        run_id = ""
-    return apply(state, loaded, path, run_id, only, strict, knows, ())
+    with opened(path, only=only, lazily=not verify_first) as loaded:
+        index = loaded.index
+        if index is not None and index.run_id == run_id and _went_another_way(root, run, index):
+            run_id = ""
+        return apply(state, loaded, path, run_id, only, strict, knows, ())
 
 
 def _went_another_way(root: Root, run: str, index: CheckpointIndex) -> bool:
@@ -208,12 +224,12 @@ def _went_another_way(root: Root, run: str, index: CheckpointIndex) -> bool:
     return any(one.sequence == index.sequence and one.index_sha256 != index.index_sha256 for one in own)
 
 
-def _load(entry: Entry, only: Collection[str] | None) -> Loaded:
+def _opened(entry: Entry, only: Collection[str] | None, *, lazily: bool) -> AbstractContextManager[Loaded]:
     if entry.status == "unreadable":
         raise ReadFailed(entry.reason, where=str(entry.path), errno=entry.error)
     if entry.status != "committed":
         raise CorruptCheckpoint(entry.reason or entry.status)
-    return load_with_index(entry.path, only=only, absent_ok=True)
+    return opened(entry.path, only=only, lazily=lazily)
 
 
 def apply(
@@ -225,7 +241,9 @@ def apply(
     index = loaded.index
     own = index is not None and index.run_id == run_id
     rollback = index is not None and own and knows(index)
-    report: RestoreReport = apply_state(state, loaded.components, strict=strict, only=only, rollback=rollback)
+    report: RestoreReport = apply_state(
+        state, loaded.components, strict=strict, only=only, rollback=rollback, unread=loaded.unread
+    )
     return Resumed(
         step=loaded.step,
         path=path,

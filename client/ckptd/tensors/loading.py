@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,14 +67,30 @@ def load_with_index(
     absent_ok: bool = False,
 ) -> Loaded:
     """As `load`, with the index that proves the bytes; with absent_ok `only` may name what it doesn't have."""
-    device = _device(map_location)
+    with _opened(path, only, _device(map_location), absent_ok=absent_ok) as loaded:
+        return loaded
+
+
+def opened(
+    path: str | os.PathLike[str], *, only: Collection[str] | None = None, lazily: bool = False
+) -> AbstractContextManager[Loaded]:
+    """As `load_with_index`, absent_ok; loaded lazily it is whole once its `unread` was read, within the context."""
+    return _opened(path, only, torch.device("cpu"), absent_ok=True, lazily=lazily)
+
+
+@contextmanager
+def _opened(
+    path: str | os.PathLike[str], only: Collection[str] | None, device: torch.device,
+    *, absent_ok: bool, lazily: bool = False,
+) -> Iterator[Loaded]:  # fmt: skip
     if isinstance(only, str):
         raise InvalidArgument("not a list of components", where="only", seen=repr(only), wanted=f"[{only!r}]")
     refuse_wrong_path(path)
     if _is_v1(Path(path)):
-        return _load_v1(path, device, only, absent_ok)
+        yield _load_v1(path, device, only, absent_ok)
+        return
     with CheckpointReader(os.fspath(path), only=only) as reader:
-        return load_from(reader, device, only, absent_ok=absent_ok)
+        yield load_from(reader, device, only, absent_ok=absent_ok, lazily=lazily)
 
 
 def load_reader(reader: Reader, only: Collection[str] | None = None) -> Loaded:
