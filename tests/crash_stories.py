@@ -14,6 +14,8 @@ from ckptd.disk.commit import Committed, commit_snapshot
 from ckptd.disk.lock import RootLock
 from ckptd.disk.rootdir import Root
 from ckptd.disk.verification import check
+from ckptd.disk.write_mode import WriteMode
+from ckptd.disk.writing import Writing
 from ckptd.names import QUARANTINE_DIR
 from ckptd.snapshot.descriptor import Descriptor, Sharding, TensorSpec
 from ckptd.snapshot.values import TensorRef
@@ -97,6 +99,7 @@ class Daemon:
         base: int | None = None,
         client: str = CLIENT,
         verify: bool = False,
+        writing: Writing | None = None,
     ) -> Committed:
         """Commit and acknowledge."""
         self._snapshots += 1
@@ -105,7 +108,7 @@ class Daemon:
         position = self.catalogue.position_for(snapshot, sequence)
         self._recorder.mark("begun", sequence)
         data = memoryview(bytes((step + at) % 251 for at in range(128)))
-        committed = commit_snapshot(self.run_dir, snapshot, data, position, threads=1)
+        committed = commit_snapshot(self.run_dir, snapshot, data, position, threads=1, writing=writing)
         index = committed.index
         self._recorder.mark(
             "acked",
@@ -153,6 +156,13 @@ def three_saves_in_shards(recorder: Recorder, folder: Path) -> None:
     with Daemon(recorder, folder) as daemon:
         for step in (10, 20, 30):
             daemon.save(step, shards=2)
+
+
+def saves_in_the_mode_of_large_files(recorder: Recorder, folder: Path) -> None:
+    """As large states are written: the mode is found out, then whole pages and a cut, or pieces sent on their way."""
+    with Daemon(recorder, folder) as daemon:
+        for shards, mode in ((2, WriteMode()), (0, WriteMode("direct")), (2, WriteMode("early"))):
+            daemon.save(10 + shards, shards=shards, writing=Writing(mode=mode, large_from_bytes=0))
 
 
 def the_same_step_again(recorder: Recorder, folder: Path) -> None:
@@ -241,7 +251,7 @@ def _two_processes(recorder: Recorder, folder: Path) -> None:
 STORIES: Final[dict[str, Callable[[Recorder, Path], None]]] = {
     story.__name__: story
     for story in (
-        first_save, three_saves_in_shards, the_same_step_again, retention, a_rewind, quarantine, a_lost_index,
-        killed_with_its_first_folder, killed_with_its_birth,
+        first_save, three_saves_in_shards, saves_in_the_mode_of_large_files, the_same_step_again, retention,
+        a_rewind, quarantine, a_lost_index, killed_with_its_first_folder, killed_with_its_birth,
     )
 }  # fmt: skip

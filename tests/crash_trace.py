@@ -255,6 +255,14 @@ class Recorder:
                 self._note(Write(of.inode, offset, bytes(data[:done])))
         return done
 
+    def _pwritev(self, fd: int, buffers: Any, offset: int) -> int:
+        self._live()
+        done: int = self._real["pwritev"](fd, buffers, offset)
+        with self._lock:
+            if (of := self._fds.get(fd)) is not None:
+                self._note(Write(of.inode, offset, b"".join(buffers)[:done]))
+        return done
+
     def _ftruncate(self, fd: int, size: int) -> None:
         self._live()
         self._real["ftruncate"](fd, size)
@@ -315,7 +323,7 @@ class Recorder:
 
 
 _WATCHED: Final = (
-    "getcwd", "open", "close", "write", "pwrite", "ftruncate", "fsync", "mkdir", "unlink", "remove", "rmdir",
+    "getcwd", "open", "close", "write", "pwrite", "pwritev", "ftruncate", "fsync", "mkdir", "unlink", "remove", "rmdir",
     "rename", "replace",
 )  # fmt: skip
 
