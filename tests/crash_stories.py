@@ -159,9 +159,9 @@ def three_saves_in_shards(recorder: Recorder, folder: Path) -> None:
 
 
 def saves_in_the_mode_of_large_files(recorder: Recorder, folder: Path) -> None:
-    """As large states are written: the mode is found out, then whole pages and a cut, or pieces sent on their way."""
+    """As large states are written: the mode is found out, then whole pages and a cut."""
     with Daemon(recorder, folder) as daemon:
-        for shards, mode in ((2, WriteMode()), (0, WriteMode("direct")), (2, WriteMode("early"))):
+        for shards, mode in ((2, WriteMode()), (0, WriteMode("direct"))):
             daemon.save(10 + shards, shards=shards, writing=Writing(mode=mode, large_from_bytes=0))
 
 
