@@ -46,3 +46,19 @@ def test_a_cgroup_and_all_above_it_bound_what_is_left_with_the_page_cache_counte
 def test_a_cgroup_that_is_not_mounted_bounds_nothing(tmp_path: Path) -> None:
     names = ("memory.max", "memory.current", "inactive_file")
     assert list(room._up_from(tmp_path, "/not/there", *names)) == []
+
+
+def test_of_a_cgroup_of_version_1_the_memory_of_trainer_and_slots_is_what_is_used(tmp_path: Path) -> None:
+    names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    (tmp_path / names[0]).write_text(str(2**63 - 4096))  # no limit
+    group = tmp_path / "job"
+    group.mkdir()
+    trainer, slots = 300 * MIB, 100 * MIB
+    (group / names[0]).write_text(str(1000 * MIB))
+    (group / names[1]).write_text(str(trainer + slots))
+    (group / "memory.stat").write_text("total_inactive_file 0\nshmem 7\n")
+    (bound,) = room._up_from(tmp_path, "/job", *names)
+    assert bound.free_bytes == 600 * MIB - MARGIN_BYTES
+    check_room(slots, [bound], "1 slot of 100.0 MiB")
+    with pytest.raises(SharedMemoryTooSmall, match=r"no room for 2 slots of 300\.0 MiB.*memory limit"):
+        check_room(600 * MIB, [bound], "2 slots of 300.0 MiB")
