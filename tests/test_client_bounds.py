@@ -471,12 +471,12 @@ class _Broken:
 def test_a_copy_that_fails_half_way_leaves_a_free_slot_and_no_snapshot(
     root: Root, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(captured: object, memory: memoryview) -> None:
+    def fails(captured: object, memory: memoryview, threads: object) -> None:
         raise RuntimeError("device lost")
 
     with client_of(root, slots=1) as client:
         with monkeypatch.context() as patched:
-            patched.setattr(recorder, "copy_into", fails)
+            patched.setattr(recorder, "copy_at_once", fails)
             with pytest.raises(RuntimeError, match="device lost"):
                 client.snapshot(1, state_of(1.0))
         assert client.snapshot(2, state_of(2.0)).wait(timeout_s=5).state == "committed"
@@ -495,11 +495,22 @@ def test_a_state_that_outgrows_its_slots_gets_larger_ones(root: Root, fake: Fake
     assert [len(data) for _, data in fake.snapshots][1:] == [len(fake.snapshots[1][1])] * 3
 
 
+def test_a_history_that_grows_has_new_slots_made_seldom(root: Root, fake: FakeDaemon) -> None:
+    state = state_of(1.0)
+    state["losses"] = []
+    with client_of(root) as client:
+        client.reserve(state)
+        for step in range(1, 21):
+            state["losses"] += [0.5] * 25_000  # 200 KB each, 4 MB in all
+            client.snapshot(step, state).wait(timeout_s=5)
+    assert len(fake.named(wire.Reserve)) <= 3
+
+
 def test_a_state_too_large_for_shared_memory_is_refused_before_copying_with_the_fix(
     root: Root, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied: list[object] = []
-    monkeypatch.setattr(recorder, "copy_into", lambda captured, memory: copied.append(captured))
+    monkeypatch.setattr(recorder, "copy_at_once", lambda captured, *_: copied.append(captured))
     with client_of(root) as client:
         fake.refuse = SharedMemoryTooSmall(
             "no room for a slot", where="/dev/shm", seen="64 MB", wanted="400 MB"

@@ -21,7 +21,7 @@ from ckptd.link.failures import Failure, Failures
 from ckptd.link.outbox import Outbox
 from ckptd.link.staging import Payload, SlotSet, Staged, fill
 from ckptd.link.ticket import Ticket, TicketState
-from ckptd.snapshot.slots import Slot
+from ckptd.snapshot.slots import Slot, SlotState
 
 CLIENT = "c1" * 16
 
@@ -263,6 +263,28 @@ def test_a_slot_that_a_failed_copy_left_filling_is_free_after_the_next_attachmen
     assert slots.must_grow(slot.capacity + 1, 1)
     assert not slots.must_grow(slot.capacity, 1)
     slots.close()
+
+
+def test_a_slot_that_the_daemon_has_removed_is_unmapped_but_not_what_was_put_into_it_since(
+    tmp_path: Path, slot: Slot
+) -> None:
+    slots = SlotSet(CLIENT, "default")
+    slots.update(str(tmp_path), infos(slot))
+    mine = slots.find_free(1)
+    assert mine is not None
+    mine.begin(CLIENT, "default", 1)
+    slots.forget(mine.name)
+    assert mine not in slots and mine.header().state is SlotState.FILLING  # still mapped
+    mine.close()
+    slot.release()
+    slots.update(str(tmp_path), infos(slot))
+    free = slots.find_free(1)
+    assert free is not None
+    slots.forget(free.name)
+    assert len(slots) == 0
+    with pytest.raises(ValueError, match="released"):
+        free.header()
+    slots.forget("slot-that-nobody-has")
 
 
 def test_a_slot_with_an_unsaved_snapshot_stays_mapped_when_it_is_listed_no_more(

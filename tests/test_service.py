@@ -240,6 +240,26 @@ def test_a_reservation_waits_for_room_that_a_snapshot_in_flight_will_give_back(d
     assert [reply.id for reply in replies if isinstance(reply, wire.Reserved)] == [7]
 
 
+def test_slots_that_were_outgrown_while_they_were_written_are_removed_once_they_are_free(desk: Desk) -> None:
+    client = new_client_id()
+    desk.attach(client)
+    desk.reserve(client)
+    small = desk.pool.of(client)
+    for number, slot in enumerate(small, 1):
+        fill_slot(slot, descriptor_of(client, number, b"abc"), b"abc")
+    assert isinstance(desk.reserve(client, 10**6), wire.Reserved)
+    assert len(desk.pool.of(client)) == 4
+    for number, slot in enumerate(small, 1):
+        generation = slot.header().generation
+        replies = desk.ask(
+            wire.Push(id=8, client_id=client, slot=slot.name, generation=generation, snapshot=number)
+        )
+        said = [reply for reply in replies if isinstance(reply, wire.Notice) and reply.slot == slot.name]
+        assert [reply.slot_free for reply in said] == [False]
+        assert not slot.path.exists()
+    assert [slot.capacity >= 10**6 for slot in desk.pool.of(client)] == [True, True]
+
+
 def test_a_newer_reservation_replaces_the_one_that_waits(desk: Desk) -> None:
     client = new_client_id()
     desk.attach(client)

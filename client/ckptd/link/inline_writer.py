@@ -35,10 +35,12 @@ from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.link.adoption import adopt_left, sealed_headers
 from ckptd.link.earlier import EarlierSlots
 from ckptd.link.failures import Failure, Failures
+from ckptd.link.headroom import with_headroom
 from ckptd.link.staging import Payload
 from ckptd.link.ticket import Ticket
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import decode
+from ckptd.snapshot.prefault import prefault
 from ckptd.warning import warn
 
 __all__ = ["InlineWriter"]
@@ -108,12 +110,14 @@ class InlineWriter:
         if len(self._buffer) < size:
             self._unmap()
             self._buffer = mmap.mmap(-1, size)
-            self._buffer.madvise(mmap.MADV_WILLNEED)
+            with memoryview(self._buffer) as memory:
+                prefault(self._buffer, memory, write=True)
 
     def submit(self, ticket: Ticket, payload: Payload, *, busy_timeout_s: float) -> None:
         """Copy and commit; failures are entered and the ticket says so. There is nothing to wait for."""
         with self.lock:
-            self.reserve(payload.size)
+            if len(self._buffer) < payload.size:
+                self.reserve(with_headroom(payload.size))
             with memoryview(self._buffer) as memory:
                 payload.copy(memory[: payload.data_bytes])
                 self._commit(ticket, decode(payload.descriptor), memory[: payload.data_bytes])

@@ -129,6 +129,12 @@ class SlotSet:
             if slot.capacity < size:
                 self._slots.pop(slot.name).close()
 
+    def forget(self, name: str) -> None:
+        """The daemon has removed this slot; it stays mapped only if there is something in it again."""
+        slot = self._slots.pop(name, None)
+        if slot is not None and _is_free(slot):
+            slot.close()
+
     def close(self) -> None:
         """Unmap all."""
         for slot in self._slots.values():

@@ -26,6 +26,7 @@ from ckptd.errors import ProtocolError, SharedMemoryTooSmall
 from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.snapshot import slot_header, slot_proof
 from ckptd.snapshot.mapped_memory import MappedMemory
+from ckptd.snapshot.prefault import prefault
 from ckptd.snapshot.slot_file import open_slot_file
 from ckptd.snapshot.slot_header import COPIES, SlotHeader, SlotState
 from ckptd.snapshot.slot_layout import HEADER_BYTES, needed_bytes, page_up, streamed_bytes
@@ -42,9 +43,6 @@ __all__ = [
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 _HOLDING: Final = (SlotState.SEALED, SlotState.WRITING)
-_POPULATE_READ: Final = 22  # MADV_POPULATE_READ and _WRITE, since Linux 5.14
-_POPULATE_WRITE: Final = 23
-_PREFAULT_CHUNK: Final = 16 * 1024 * 1024
 
 
 class Slot:
@@ -248,12 +246,9 @@ class Slot:
     def prefault(self, *, write: bool = True) -> None:
         """Touch every page, so that the first copy runs at full speed; for reading only with `write=False`.
 
-        Does nothing where the kernel can't (before Linux 5.14). Changes no byte.
+        Changes no byte. With `write` nobody else may be writing to the data.
         """
-        advice = _POPULATE_WRITE if write else _POPULATE_READ
-        with contextlib.suppress(OSError):
-            for start in range(0, self.capacity, _PREFAULT_CHUNK):  # the GIL is held during each call
-                self._mapping.madvise(advice, start, min(_PREFAULT_CHUNK, self.capacity - start))
+        prefault(self._mapping, self._all, write=write, header_bytes=HEADER_BYTES)
 
     def close(self) -> None:
         """Unmap; memory that an array still views, with its last view. May be called twice."""

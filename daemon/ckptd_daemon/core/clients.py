@@ -234,11 +234,14 @@ class Clients:
             session.identity = None
 
     def _keep_or_remove(self, session: Session | None, client_id: str, slot: Slot) -> bool:
-        """Whether a slot that was freed can be filled again; it is removed when nobody is there to do it."""
+        """Whether a slot that was freed can be filled again; it is removed when nobody is there to do it, or its client
+        has larger ones by now.
+        """
         if self._pool.get(client_id, slot.name) is not slot:
             return False
         header = header_of(slot)
-        if header is not None and (session is not None or holds_snapshot(header)):
+        wanted = session is not None and not self._reservations.has_outgrown(session, slot)
+        if header is not None and (wanted or holds_snapshot(header)):
             return True
         self._pool.remove(slot)
         return False

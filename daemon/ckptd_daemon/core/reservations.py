@@ -57,6 +57,7 @@ class Reservations:
         self._pool, self._maker, self._send, self._present = pool, maker, send, present
         self._staged = staged
         self._under_way: dict[str, Reservation] = {}
+        self._granted: dict[str, int] = {}  # client → bytes of each slot it was given last
         self._being_made: dict[str, int] = {}
         staged.count_also(lambda: self._being_made.items())
 
@@ -99,6 +100,11 @@ class Reservations:
     def forget(self, session: Session) -> None:
         """The client is gone; what is being made for it is removed when it is done."""
         self._under_way.pop(session.client_id, None)
+        self._granted.pop(session.client_id, None)
+
+    def has_outgrown(self, session: Session, slot: Slot) -> bool:
+        """Whether the client was given larger slots, and this one is left from before."""
+        return slot.capacity < self._granted.get(session.client_id, 0)
 
     def infos(self, session: Session) -> list[wire.SlotInfo]:
         """All slots of the client, as messages carry them."""
@@ -175,6 +181,7 @@ class Reservations:
         if error is not None:
             self._refuse_waiting(reservation, error)
             return
+        self._granted[session.client_id] = reservation.slot_bytes
         infos = self.infos(session)
         for identity, message_id in reservation.waiting:
             self._send(identity, wire.Reserved(id=message_id, slots=infos))
