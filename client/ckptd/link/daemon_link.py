@@ -109,6 +109,8 @@ class DaemonLink:
 
     def _take(self, reply: wire.Reply) -> None:
         if isinstance(reply, Notice):
+            if reply.slot and not reply.slot_free:
+                self._slots.forget(reply.slot)
             again = self.outbox.take(reply, time.monotonic())
             if again is not None:
                 self._push_again(again)
