@@ -110,6 +110,10 @@ class ProtocolError(CkptdError, ValueError):
     """A message that isn't one of ours, or of another protocol version."""
 
 
+class SlotsOutOfReach(CkptdError):
+    """This process can't open the daemon's slots: it sees another /dev/shm. Nothing was copied."""
+
+
 class ClientClosed(CkptdError):
     """The client was closed, or belongs to the parent of this forked process."""
 

@@ -11,11 +11,12 @@ from ckptd.limits import MAX_SLOTS_PER_CLIENT
 from ckptd.loop.cadence import Cadence
 from ckptd.snapshot.descriptor import Sharding
 
-__all__ = ["ClientOptions", "DaemonChoice", "OnBusy", "OnError"]
+__all__ = ["ClientOptions", "DaemonChoice", "OnBusy", "OnError", "Transport"]
 
 DaemonChoice = Literal["auto", "attach", "off"]
 OnBusy = Literal["wait", "skip", "supersede"]
 OnError = Literal["warn", "raise"]
+Transport = Literal["auto", "shm", "stream"]
 
 #: maybe_snapshot() without a cadence: every ten minutes, and after the first step of a fresh run.
 DEFAULT_CADENCE: Final = Cadence(every_s=600.0)
@@ -24,6 +25,7 @@ _CHOICES: Final = {
     "daemon": ("auto", "attach", "off"),
     "on_busy": ("wait", "skip", "supersede"),
     "on_error": ("warn", "raise"),
+    "transport": ("auto", "shm", "stream"),
 }
 
 
@@ -50,6 +52,12 @@ class ClientOptions:
             daemon="off", which writes before snapshot() returns. See Client.snapshot for what it asks of the loop.
         on_error: "warn" reports a failed snapshot as a CheckpointWarning at the next call, and raises only
             once nothing was committed for max_unsaved_s; "raise" raises it at the next call.
+        transport: How a snapshot gets to the daemon. "auto": by slots in shared memory and, where those can't be had
+            (a small /dev/shm, another mount namespace), staged in this process's memory and streamed over ZeroMQ
+            beside the training; which and why is said once, in the log. "shm" refuses instead, "stream" streams
+            from the start. What is streamed is lost with this process until the daemon has all of it, which shows
+            by its ticket's sequence; the death of the daemon loses nothing, it is streamed to the next one. Takes
+            the state's size for each of `slots` here and again in the daemon.
         sharding: How the tensors are divided into files.
         busy_timeout_s: Bound of snapshot()'s wait for a slot, and of restore()'s wait for snapshots of an
             earlier client. After a wait in which the daemon said nothing at all, the next snapshots wait at
@@ -67,6 +75,7 @@ class ClientOptions:
     on_busy: OnBusy = "wait"
     overlap: bool = False
     on_error: OnError = "warn"
+    transport: Transport = "auto"
     sharding: Sharding = field(default_factory=Sharding)
     busy_timeout_s: float = 300.0
     start_timeout_s: float = 30.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import time
 from collections import deque
 from pathlib import Path
@@ -23,7 +22,8 @@ from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import CkptdError, NoDaemon, ProtocolError, TimedOut
 from ckptd.limits import MAX_MESSAGE_BYTES
 from ckptd.link import wire
-from ckptd.link.wire import Refused, Reply, Request
+from ckptd.link.route import Route, find_route, how_to_start
+from ckptd.link.wire import Refused, Reply, Request, StreamRequest
 
 __all__ = ["Connection", "connect"]
 
@@ -63,7 +63,7 @@ def connect(root: Root, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Connection:
 def _nobody(root: Root, record: DaemonRecord | None) -> NoDaemon:
     """The error for a record that names no living daemon; another process may hold the root's lock all the same."""
     seen = "none is recorded" if record is None else f"pid {record.pid} has died"
-    todo = _how_to_start(root)
+    todo = how_to_start(root)
     if (pid := holder(root)) is not None:
         seen += f", but pid {pid} holds the root's lock"
         todo = f"try again: a daemon whose record was removed tells it anew within seconds; else end it (kill {pid})"
@@ -76,12 +76,13 @@ class Connection:
     Attributes:
         root: The root it serves.
         record: Which daemon process this is.
+        route: By which way; None at construction for the one in the record.
         last_heard: time.monotonic() of the newest message from the daemon, 0.0 before the first.
     """
 
-    def __init__(self, root: Root, record: DaemonRecord) -> None:
-        _check_socket(root, record)
+    def __init__(self, root: Root, record: DaemonRecord, route: Route | None = None) -> None:
         self.root, self.record, self.last_heard = root, record, 0.0
+        self.route = route or find_route(root, record)
         self._owner_pid = os.getpid()
         self._next_id = 1
         self._early: deque[Reply] = deque(maxlen=_MAX_QUEUED)
@@ -92,7 +93,12 @@ class Connection:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         # A daemon's socket name is never used again, so there is nothing to reconnect to.
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        self._socket.connect(record.endpoint)
+        try:
+            self.route.prepare(self._socket)
+            self._socket.connect(self.route.endpoint)
+        except BaseException:
+            self.close()
+            raise
 
     def __repr__(self) -> str:
         state = "closed" if self._socket.closed else "open"
@@ -110,8 +116,13 @@ class Connection:
             if time.monotonic() >= deadline:
                 raise self._no_answer("connect", timeout_s)
 
-    def send(self, message: Request) -> int:
+    def send(self, message: Request | StreamRequest, piece: memoryview | None = None) -> int:
         """Number and send `message` without waiting for its reply; returns the number.
+
+        Args:
+            message: What to send.
+            piece: Raw bytes to send behind it. They aren't copied: they may be changed only once it is known that
+                they arrived, or after close().
 
         Raises:
             NoDaemon: The daemon has died.
@@ -125,7 +136,11 @@ class Connection:
                 "message too long", seen=f"{len(data)} bytes", wanted=f"at most {MAX_MESSAGE_BYTES}"
             )
         try:
-            self._socket.send(data, zmq.NOBLOCK)
+            if piece is None:
+                self._socket.send(data, zmq.NOBLOCK)
+            else:  # the second part is taken whenever the first was
+                self._socket.send(data, zmq.NOBLOCK | zmq.SNDMORE)
+                self._socket.send(piece, copy=False)
         except zmq.Again:
             self._check_alive()
             raise self._no_answer("take messages", 0.0) from None
@@ -212,7 +227,7 @@ class Connection:
         if not self.alive():
             raise NoDaemon(
                 "the daemon has died", where=str(self.root.path), seen=f"pid {self.record.pid} is gone",
-                todo=_how_to_start(self.root),
+                todo=how_to_start(self.root),
             )  # fmt: skip
 
     def _no_answer(self, to: str, timeout_s: float) -> CkptdError:
@@ -234,34 +249,9 @@ def _slice_ms(deadline: float) -> int:
     return max(0, int(left * 1000 + 0.999))
 
 
-def _check_socket(root: Root, record: DaemonRecord) -> None:
-    """Refuse an endpoint that isn't a socket of this user: daemon.json may be a copy from elsewhere."""
-    path = Path(record.endpoint.removeprefix("ipc://"))
-    seen = ""
-    try:
-        found = path.lstat()
-    except OSError as error:
-        seen = error.strerror or str(error)
-    else:
-        if not record.endpoint.startswith("ipc:///") or not stat.S_ISSOCK(found.st_mode):
-            seen = "not a socket"
-        elif found.st_uid != os.geteuid():
-            seen = f"owned by user {found.st_uid}"
-    if seen:
-        raise NoDaemon(
-            "the endpoint in daemon.json can't be used", where=record.endpoint, seen=seen,
-            wanted=f"a socket of user {os.geteuid()}",
-            todo=f"stop pid {record.pid}, then {_how_to_start(root)}",
-        )  # fmt: skip
-
-
 def _process_state(pid: int) -> str:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
     return text.rpartition(")")[2].split()[0]
-
-
-def _how_to_start(root: Root) -> str:
-    return f"start one with: ckptd start --root {root.path} --detach"

@@ -13,12 +13,14 @@ from ckptd.disk.rootdir import Root
 from ckptd.disk.series_entries import read_series
 from ckptd.errors import CkptdError, NoDaemon, ProtocolError
 from ckptd.link import wire
+from ckptd.link.client_options import Transport
 from ckptd.link.failures import Failures
 from ckptd.link.outbox import Outbox
 from ckptd.link.session import DaemonMode, Session
 from ckptd.link.skipped import SkippedSteps
-from ckptd.link.staging import Payload, SlotSet, Staged, fill
-from ckptd.link.wire import Accepted, Drained, Notice, Refused, Reserved, StatusReply
+from ckptd.link.stages import Stages
+from ckptd.link.staging import Payload, Staged, fill
+from ckptd.link.wire import Accepted, Drained, Notice, Refused, StatusReply
 from ckptd.snapshot.slots import Slot
 
 __all__ = ["ANSWER_S", "DaemonLink"]
@@ -34,17 +36,19 @@ class DaemonLink:
     Attributes:
         session: The attachment.
         outbox: What is on its way.
+        stages: Where they are staged.
     """
 
     def __init__(
-        self, root: Root, run: str, client_id: str, *, mode: DaemonMode, slots: int, failures: Failures
-    ) -> None:
+        self, root: Root, run: str, client_id: str, *, mode: DaemonMode, slots: int, failures: Failures,
+        transport: Transport = "auto",
+    ) -> None:  # fmt: skip
         self.owner = (client_id, run)
         self._root = root
         self.session = Session(root, run, client_id, mode)
+        self.stages = Stages(root, self.owner, self.session, slots, transport)
         self.outbox = Outbox(client_id, root.run_dir(run), failures)
         self.filling: Slot | None = None  #: the slot that is filled beside the training
-        self._slots, self._wanted, self._slot_bytes = SlotSet(client_id, run), slots, 0
         self._epoch, self._checked_at, self.asked_at = 0, 0.0, 0.0
         self._hurried = 0  # the newest snapshot that the daemon was told we wait for
         self._pushes: dict[int, int] = {}  # message → snapshot, until it is answered
@@ -65,6 +69,7 @@ class DaemonLink:
         self.greet()
         for reply in self.session.poll(timeout_s):
             self._take(reply)
+        self._take_news()
         self._tell_skipped()
         if timeout_s > 0 and not self.session.connected:
             time.sleep(timeout_s)
@@ -80,7 +85,7 @@ class DaemonLink:
         self._questions.clear()
         self._skipped.forgotten()
         self._hurried = 0
-        self._slots.update(attached.slot_dir, attached.slots, keep=self._held())
+        self.stages.greet(attached, self._held())
         self.ask_again()
 
     def ask_again(self) -> None:
@@ -92,9 +97,13 @@ class DaemonLink:
     def look_on_disk(self) -> None:
         """With no daemon to ask: what has left its slot and lies in the run was committed, and its notice was lost.
 
-        A slot is freed only after its checkpoint is durable; one still in its slot waits for the next daemon.
+        A slot is freed only after its checkpoint is durable; one still in its slot waits for the next daemon. What is
+        streamed stays in this process's memory until its notice comes.
         """
-        out = {staged.ticket.snapshot for staged in self.outbox.staged if not staged.in_slot()}
+        out = {
+            staged.ticket.snapshot for staged in self.outbox.staged
+            if self.stages.is_private(staged.slot) or not staged.in_slot()
+        }  # fmt: skip
         if not out:
             return
         with contextlib.suppress(OSError, CkptdError):  # then it can't be told, which is what the caller says
@@ -110,7 +119,7 @@ class DaemonLink:
     def _take(self, reply: wire.Reply) -> None:
         if isinstance(reply, Notice):
             if reply.slot and not reply.slot_free:
-                self._slots.forget(reply.slot)
+                self.stages.forget(reply.slot)
             again = self.outbox.take(reply, time.monotonic())
             if again is not None:
                 self._push_again(again)
@@ -127,24 +136,18 @@ class DaemonLink:
     # --- slots -----------------------------------------------------------------------------------
 
     def reserve(self, size: int, timeout_s: float) -> None:
-        """Have the slots made, mapped and touched. Raises what Session.ask raises (SharedMemoryTooSmall)."""
-        self._slots.let_go_below(size)
-        self._slot_bytes = max(size, self._slot_bytes)
-        request = wire.Reserve(id=0, client_id=self.owner[0], slot_bytes=self._slot_bytes, slots=self._wanted)
-        try:
-            infos = self.session.ask(request, Reserved, timeout_s).slots
-        except BaseException:
-            self._slot_bytes = 0
-            raise
-        slot_dir = self.session.attached.slot_dir if self.session.attached is not None else ""
-        self._slots.update(slot_dir, infos, keep=self._held())
+        """Have the slots made, mapped and touched, or the memory to stream from where there can be none.
+
+        Raises what Session.ask raises: SharedMemoryTooSmall where there is no room for either, OverBudget.
+        """
+        self.stages.reserve(size, timeout_s, self._held())
 
     def find_free(self, size: int) -> Slot | None:
-        return self._slots.find_free(size)
+        return self.stages.find_free(size)
 
     def must_grow(self, size: int) -> bool:
-        """Whether the daemon has a slot to make before one of `size` bytes can come free."""
-        return self._slots.must_grow(size, self._wanted)
+        """Whether there is something to make before a slot of `size` bytes can come free."""
+        return self.stages.must_grow(size)
 
     def _held(self) -> list[Slot]:
         """Slots with snapshots that aren't saved yet."""
@@ -171,12 +174,23 @@ class DaemonLink:
             self._pushes[number] = staged.ticket.snapshot
 
     def _push_again(self, staged: Staged) -> None:
-        if staged.slot not in self._slots:
+        if not (self.stages.is_slot(staged.slot) or self.stages.is_private(staged.slot)):
             # The daemon has this slot no more, but its memory is still mapped here: it moves to another one.
             with contextlib.suppress(CkptdError):
                 self._move(staged)
-        if staged.slot in self._slots:
+        if self.stages.is_slot(staged.slot):
             self.push(staged)
+        elif self.stages.is_private(staged.slot):
+            self.stages.streaming.send(staged)
+
+    def _take_news(self) -> None:
+        """What has become of streams, and the memory of those that are over."""
+        for news in self.stages.streaming.news():
+            if isinstance(news, Accepted):
+                self.outbox.accepted(news)
+            else:
+                self.outbox.refused(news.snapshot, news.error)
+        self.stages.settle(self.outbox.staged, self._held())
 
     def _move(self, staged: Staged) -> None:
         old, size = staged.slot, staged.slot.capacity
@@ -200,6 +214,13 @@ class DaemonLink:
     def ask_to_give_way(self, staged: Staged) -> int | None:
         """Ask for a snapshot to be superseded; the question's number, or None when it couldn't be sent."""
         ticket = staged.ticket
+        if self.stages.streaming.withdraw(staged):
+            notice = Notice(
+                id=0, client_id=self.owner[0], snapshot=ticket.snapshot, step=ticket.step, state="superseded"
+            )  # fmt: skip
+            self.outbox.take(notice, time.monotonic())
+            self._take_news()
+            return 0  # no message has this number: it is answered
         request = wire.Supersede(id=0, client_id=self.owner[0], snapshot=ticket.snapshot, step=ticket.step)
         number = self.session.send(request)
         if number is not None:
@@ -261,6 +282,6 @@ class DaemonLink:
     def close(self) -> None:
         """Let go of everything without a word. What is sealed stays sealed."""
         self.session.close()
-        self._slots.close()
+        self.stages.close()
         for staged in self.outbox.staged:
             staged.slot.close()

@@ -16,6 +16,7 @@ from typing import Any, Final
 from ckptd.disk.rootdir import Root
 from ckptd.errors import CkptdError, ClientClosed, RunTaken, TimedOut
 from ckptd.link.beside import BesideTraining
+from ckptd.link.client_options import Transport
 from ckptd.link.daemon_link import ANSWER_S, DaemonLink
 from ckptd.link.earlier import EarlierSlots
 from ckptd.link.failures import Failures
@@ -48,16 +49,20 @@ class DaemonWriter:
         failures: Where failures of snapshots are entered.
         start_timeout_s: Bound for a daemon to come up. A snapshot or close() waits no longer than this for
             a daemon that is gone.
+        transport: See ClientOptions.
         gives_way: Whether an older snapshot that isn't being written yet gives way where no slot is free.
     """
 
     def __init__(
         self, root: Root, run: str, client_id: str, *,
         mode: DaemonMode, slots: int, failures: Failures, start_timeout_s: float, gives_way: bool = False,
+        transport: Transport = "auto",
     ) -> None:  # fmt: skip
         self.lock = threading.RLock()
         self._failures, self._start_timeout_s, self._gives_way = failures, start_timeout_s, gives_way
-        self._link = DaemonLink(root, run, client_id, mode=mode, slots=slots, failures=failures)
+        self._link = DaemonLink(
+            root, run, client_id, mode=mode, slots=slots, failures=failures, transport=transport
+        )
         self._beside = BesideTraining(self.lock, self._link, failures)
         self._silent_at: float | None = None
         self._disk_at = 0.0
@@ -299,7 +304,7 @@ class DaemonWriter:
         if now - started >= timeout_s:
             raise TimedOut(
                 f"waited {timeout_s:.3g} s for {what}", seen=self._state_of_things(),
-                todo="what is staged stays in shared memory, and a daemon writes it; see: ckptd status",
+                todo=f"{link.stages.what_remains}; see: ckptd status",
             )  # fmt: skip
 
     def _state_of_things(self) -> str:

@@ -14,11 +14,12 @@ from typing import Final, Literal, TypeVar
 
 import ckptd
 from ckptd.disk.daemon_record import process_started
-from ckptd.disk.rootdir import Root
+from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import CkptdError, NoDaemon, RunTaken, TimedOut
 from ckptd.link import wire
 from ckptd.link.autostart import DaemonStart
 from ckptd.link.connection import Connection, connect
+from ckptd.link.route import Route
 from ckptd.link.wire import Attached, Reply, Request
 
 __all__ = ["DaemonMode", "Session"]
@@ -62,6 +63,21 @@ class Session:
     def connected(self) -> bool:
         """Whether it is attached, as far as it has noticed."""
         return self._connection is not None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is attached to a daemon that lives."""
+        return self._connection is not None and self._connection.alive()
+
+    @property
+    def route(self) -> Route | None:
+        """By which way it is attached; None while it isn't."""
+        return self._connection.route if self._connection is not None else None
+
+    @property
+    def record(self) -> DaemonRecord | None:
+        """Which daemon it is attached to; None while it isn't."""
+        return self._connection.record if self._connection is not None else None
 
     @property
     def last_heard(self) -> float:

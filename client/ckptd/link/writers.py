@@ -22,4 +22,5 @@ def make_writer(root: Root, run: str, client_id: str, options: ClientOptions, fa
     return DaemonWriter(
         root, run, client_id, mode=options.daemon, slots=options.slots,
         failures=failures, start_timeout_s=options.start_timeout_s, gives_way=options.on_busy != "wait",
+        transport=options.transport,
     )  # fmt: skip

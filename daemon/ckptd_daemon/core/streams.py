@@ -169,6 +169,10 @@ class Streams:
         self._drop(session.client_id)
         self.buffers.forget(session.client_id)
 
+    def any_waited_for(self) -> bool:
+        """Whether a client waits for what it streams."""
+        return any(one.begin.snapshot <= one.session.waits_for for one in self._streams.values())
+
     def owns(self, slot: Slot) -> bool:
         """Whether this is memory for streams."""
         return self.buffers.owns(slot)

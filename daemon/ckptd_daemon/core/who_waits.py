@@ -11,6 +11,7 @@ def somebody_waits(clients: Clients) -> bool:
     return (
         bool(clients.leaving)
         or clients.pipeline.waiting() > 0
+        or clients.streams.any_waited_for()
         or any(_is_waited_for(snapshot, clients) for snapshot in clients.pipeline.unwritten())
     )
 

@@ -1,0 +1,94 @@
+"""Streaming for one client: whether it streams, from which memory, and what became of it. Of the client's thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Final
+
+from ckptd.disk.rootdir import Root
+from ckptd.errors import CkptdError, NoDaemon
+from ckptd.link.client_options import Transport
+from ckptd.link.private_slots import PrivateSlots
+from ckptd.link.route import stream_route
+from ckptd.link.session import Session
+from ckptd.link.staging import Staged
+from ckptd.link.stream_sender import Failed, Place, StreamSender
+from ckptd.link.wire import Accepted
+from ckptd.snapshot.slots import SlotState
+
+__all__ = ["Streaming"]
+
+log = logging.getLogger(__name__)
+
+_WHAT: Final = (
+    "snapshots are staged in this process's memory and streamed to the daemon over ZeroMQ; what isn't streamed yet "
+    "is lost with this process"
+)
+
+
+class Streaming:
+    """Not safe for use by several threads at once.
+
+    Args:
+        root: The root.
+        owner: (client id, run).
+        slots: How many snapshots may be under way.
+        transport: "stream" streams from the start, "shm" never, "auto" from when instead_of_slots() is called.
+
+    Attributes:
+        on: Whether it streams. It goes on doing so until the client is closed.
+        slots: The memory.
+    """
+
+    def __init__(self, root: Root, owner: tuple[str, str], slots: int, transport: Transport) -> None:
+        self.on = transport == "stream"
+        self.slots = PrivateSlots(*owner, slots)
+        self._allowed, self._run = transport != "shm", owner[1]
+        self._sender = StreamSender(root, owner[0], slots)
+
+    def instead_of_slots(self, why: CkptdError) -> None:
+        """Stream from now on, and say why. Raises `why` where streaming isn't allowed."""
+        if not self._allowed:
+            raise why
+        self.on = True
+        log.warning("transport.stream run=%s %s; because: %s", self._run, _WHAT, why)
+
+    def go_to(self, session: Session) -> None:
+        """Stream to the daemon that the session is attached to."""
+        route, attached, record = session.route, session.attached, session.record
+        if route is None or attached is None or record is None:
+            return
+        try:
+            place = Place(record, stream_route(route, attached), attached.stream_token)
+        except NoDaemon as error:
+            log.warning("transport.no_stream run=%s error=%s", self._run, error)
+        else:
+            self._sender.go_to(place)
+
+    def send(self, staged: Staged) -> None:
+        """Have a sealed slot of ours streamed, unless it is already."""
+        self._sender.send(staged.ticket.snapshot, staged.generation, staged.slot)
+
+    def withdraw(self, staged: Staged) -> bool:
+        """Send no more of it; False when the daemon may have it."""
+        return staged.slot in self.slots and self._sender.withdraw(staged.ticket.snapshot)
+
+    def news(self) -> list[Accepted | Failed]:
+        """What the thread has to say."""
+        return self._sender.news()
+
+    def settle(self, under_way: Collection[Staged]) -> None:
+        """Free the memory of snapshots that are saved or lost: it is read no more."""
+        needed = [staged.slot for staged in under_way]
+        for slot in self.slots:
+            header = slot.header()
+            if header.state is SlotState.SEALED and not any(slot is one for one in needed):
+                self._sender.forget(header.snapshot)
+                if not self._sender.holds(slot):
+                    slot.release()
+
+    def close(self) -> None:
+        """End the thread, let go of the memory."""
+        self._sender.close()
+        self.slots.close()
