@@ -9,6 +9,7 @@ import signal
 import tomllib
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,31 @@ def test_status_shows_the_daemon_its_clients_and_their_newest_checkpoints(root: 
         assert (data["schema"], data["daemon"]["pid"]) == ("ckpt.v2-status", record.pid)
         assert data["runs"][0]["client"]["pid"] == os.getpid()
         client.close()
+
+
+def test_status_shows_how_files_are_written_how_fast_they_may_and_whether_somebody_waits(root: Path) -> None:
+    with detached(root, "--max-write-rate", "5MB"):
+        done = ckptd("status", "--root", root)
+        assert re.search(r"^writing\t(direct|early|plain).*\tat most 4\.8 MiB/s$", done.stdout, re.M)
+        with library.Client(root=root, daemon="attach") as client:
+            ticket = client.snapshot(1, {"model": {"w": torch.zeros(10 * 2**18)}})
+            wait_until(lambda: client.status()["runs"][0]["queue"])
+            assert client.status()["writing"]["urgent"] is False
+            with ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(ticket.wait, timeout_s=60)
+                wait_until(lambda: client.status()["writing"]["urgent"])
+                assert not waiting.done()
+                assert waiting.result(60).path is not None
+            wait_until(lambda: not client.status()["writing"]["urgent"])
+    assert (
+        tomllib.loads((root / ".ckptd" / "ckptd.toml").read_text())["writing"]["max_write_rate"] == 5_000_000
+    )
+
+
+def test_a_rate_that_can_not_be_is_refused_before_anything_is_touched(root: Path) -> None:
+    for rate in ("fast", "10kB", "-1"):
+        assert ckptd("start", "--detach", f"--max-write-rate={rate}", "--root", root).returncode == 2
+    assert not root.exists()
 
 
 def test_status_after_a_restart_still_knows_the_newest_checkpoints(root: Path) -> None:
