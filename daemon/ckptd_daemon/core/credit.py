@@ -23,7 +23,7 @@ class Account:
         total: Bytes to come in; 0 while there is no memory to receive them in.
         have: Bytes taken in.
         upto: Bytes it may send.
-        active_at: When it was granted some, or sent some (monotonic seconds).
+        active_at: When it was granted some, sent some, or lost some again (monotonic seconds).
     """
 
     total: int = 0
@@ -41,8 +41,9 @@ class Account:
 
 
 def grant(accounts: Iterable[Account], now: float) -> list[Account]:
-    """Raise what streams may send as far as the bounds allow, those with the least first; returns whose changed."""
-    ordered = sorted(accounts, key=lambda account: account.out)
+    """Raise what streams may send as far as the bounds allow, those with the least first, and of those
+    who have waited longest; returns whose changed."""
+    ordered = sorted(accounts, key=lambda account: (account.out, account.active_at))
     left = MAX_CREDIT_ALL_BYTES - sum(max(0, account.out) for account in ordered)
     changed = []
     for account in ordered:
@@ -64,5 +65,5 @@ def revoke(accounts: Iterable[Account], now: float) -> list[Account]:
         return []
     idle = [one for one in known if one.out > 0 and now - one.active_at >= UNUSED_S]
     for account in idle:
-        account.upto = account.have
+        account.upto, account.active_at = account.have, now
     return idle
