@@ -21,12 +21,14 @@ class Account:
 
     Attributes:
         total: Bytes to come in; 0 while there is no memory to receive them in.
+        arrived: Bytes that are here, those still to be checked included.
         have: Bytes taken in.
         upto: Bytes it may send.
         active_at: When it was granted some, sent some, or lost some again (monotonic seconds).
     """
 
     total: int = 0
+    arrived: int = 0
     have: int = 0
     upto: int = 0
     active_at: float = 0.0
@@ -37,12 +39,14 @@ class Account:
 
     @property
     def starved(self) -> bool:
-        return self.have < self.total and self.out <= 0
+        return self.arrived < self.total and self.upto <= self.arrived
 
 
 def grant(accounts: Iterable[Account], now: float) -> list[Account]:
-    """Raise what streams may send as far as the bounds allow, those with the least first, and of those
-    who have waited longest; returns whose changed."""
+    """Raise what streams may send as far as the bounds allow; returns whose changed.
+
+    Those with the least come first, and of those who have waited longest.
+    """
     ordered = sorted(accounts, key=lambda account: (account.out, account.active_at))
     left = MAX_CREDIT_ALL_BYTES - sum(max(0, account.out) for account in ordered)
     changed = []
@@ -63,7 +67,7 @@ def revoke(accounts: Iterable[Account], now: float) -> list[Account]:
     known = list(accounts)
     if not any(account.starved for account in known):
         return []
-    idle = [one for one in known if one.out > 0 and now - one.active_at >= UNUSED_S]
+    idle = [one for one in known if one.upto > one.arrived and now - one.active_at >= UNUSED_S]
     for account in idle:
-        account.upto, account.active_at = account.have, now
+        account.upto, account.active_at = account.arrived, now
     return idle

@@ -40,7 +40,6 @@ class Stream:
         identity: The connection it comes by.
         begin: What was said of it.
         incoming: Its memory; None while there is none for it.
-        arrived: Bytes that were given to the thread, those still to be hashed included.
         resuming: How much is here is being found out; nothing is taken meanwhile.
     """
 
@@ -48,7 +47,6 @@ class Stream:
     identity: bytes
     begin: wire.StreamBegin
     incoming: Incoming | None = None
-    arrived: int = 0
     resuming: bool = False
     account: Account = field(default_factory=Account)
 
@@ -142,13 +140,13 @@ class Streams:
         client_id = stream.session.client_id
         waiting = self._in_memory.get(client_id, 0) + piece.nbytes
         beyond = request.offset + piece.nbytes > stream.account.upto or waiting > MAX_CREDIT_BYTES
-        if request.offset != stream.arrived or beyond or stream.resuming:
+        if request.offset != stream.account.arrived or beyond or stream.resuming:
             raise ProtocolError(
                 "not the piece that comes next, or more than was granted", where=incoming.slot.name,
                 seen=f"{piece.nbytes} bytes at {request.offset}",
-                wanted=f"at {stream.arrived}, up to {stream.account.upto}",
+                wanted=f"at {stream.account.arrived}, up to {stream.account.upto}",
             )  # fmt: skip
-        stream.arrived += piece.nbytes
+        stream.account.arrived += piece.nbytes
         self._in_memory[client_id] = waiting
         stream.account.active_at = self._now()
         self._worker.submit(
@@ -215,7 +213,7 @@ class Streams:
     def _resume(self, stream: Stream, incoming: Incoming, message_id: int) -> None:
         if not self._is_current(stream, incoming):
             return
-        stream.arrived = stream.account.have = incoming.have
+        stream.account.arrived = stream.account.have = incoming.have
         stream.resuming = False
         stream.account.upto = max(stream.account.upto, incoming.have)
         self._grant(but=stream)
