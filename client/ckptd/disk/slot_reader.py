@@ -91,11 +91,6 @@ class SlotReader:
 
     peek_into = read_into
 
-    def finish(self) -> None:
-        """All was read: raise CorruptCheckpoint if the slot was filled again meanwhile; what was read is worthless."""
-        if not self._slot.holds():
-            raise CorruptCheckpoint("the slot was filled again while it was read", where=self.path)
-
     @contextmanager
     def _reading(self) -> Iterator[None]:
         try:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Mapping, MutableMapping
+from collections.abc import Collection, MutableMapping
 from typing import Any
 
 from ckptd.disk.rootdir import Root
-from ckptd.errors import NoDaemon, SharedMemoryTooSmall, TimedOut
+from ckptd.errors import CkptdError, NoDaemon, NothingThere, RestoreFailed, RestoreTorn, TimedOut
 from ckptd.link.earlier import EarlierSlots, StagedSnapshot
 from ckptd.link.from_slot import restore_from_slot
 from ckptd.link.recorder import Recorder
 from ckptd.link.resume import restore
 from ckptd.link.resumed import Resumed
 from ckptd.link.writers import Writer
-from ckptd.warning import HeldBack, warn
+from ckptd.warning import HeldBack, warn, warn_after_all
 
 __all__ = ["Restoration"]
 
@@ -55,31 +55,45 @@ class Restoration:
         with slots:
             self._await_earlier(slots if source is None else None)
             with HeldBack():
-                resumed = self._from_slot(slots.found, state, only=only, strict=strict)
-                bases = () if resumed is None or slots.found is None else slots.found.bases
-                if resumed is None:
-                    resumed = restore(
-                        self._root, self._run, state, run_id=writer.run_id, step=step, source=source, only=only,
-                        strict=strict, knows=self._recorder.knows, verify_first=verify_first,
-                    )  # fmt: skip
+                how: dict[str, Any] = {
+                    "run_id": writer.run_id, "only": only, "strict": strict, "knows": self._recorder.knows,
+                    "verify_first": verify_first,
+                }  # fmt: skip
+                resumed = self._restore(slots.found, state, how, step=step, source=source)
+                bases = slots.found.bases if slots.found is not None and resumed and resumed.staged else ()
                 self._recorder.go_on_from(resumed, fits=strict and only is None, before=bases)
         # Without a daemon now the state is restored all the same; saving will look for one again.
         with contextlib.suppress(NoDaemon, TimedOut):
-            self._reserve(state, wait=resumed is not None and resumed.staged)
+            self._recorder.reserve(state)
         return resumed
 
-    def _from_slot(
-        self, staged: StagedSnapshot | None, state: MutableMapping[Any, Any], *,
-        only: Collection[str] | None, strict: bool,
+    def _restore(
+        self, staged: StagedSnapshot | None, state: MutableMapping[Any, Any], how: dict[str, Any], *,
+        step: int | None, source: str | os.PathLike[str] | None,
     ) -> Resumed | None:  # fmt: skip
         if staged is None:
-            return None
-        resumed = restore_from_slot(
-            staged, state, run_id=self._writer.run_id, only=only, strict=strict, knows=self._recorder.knows
-        )
-        if resumed is None:
+            return restore(self._root, self._run, state, step=step, source=source, **how)
+        resumed = restore_from_slot(staged, state, **how)
+        if isinstance(resumed, Resumed):
+            return resumed
+        torn = isinstance(resumed, RestoreTorn)
+        if torn:
+            warn_after_all()  # one that is an error must not leave the state as it is now
+        newest = f"step {staged.accepted.descriptor.step}"
+        warn(f"{newest} can't be restored from its slot, the disk is waited for: {resumed}")
+        try:
             self._await_earlier()
-        return resumed
+            found = restore(self._root, self._run, state, step=step, source=source, **how)
+            if found is None and torn:  # no fresh start: a part of the newest is in the state
+                raise NothingThere("there is no checkpoint", where=f"run {self._run}")
+            return found
+        except CkptdError as error:
+            if not torn:
+                raise
+            raise RestoreFailed(
+                f"{newest} was torn, and nothing else could be restored", where=f"run {self._run}",
+                state_touched=True, seen=str(error), todo="make the objects anew before training on",
+            ) from error  # fmt: skip
 
     def _await_earlier(self, slots: EarlierSlots | None = None) -> None:
         failed = self._writer.await_earlier(self._timeout_s, slots)
@@ -88,13 +102,3 @@ class Restoration:
                 f"run {self._run}: {failed} snapshot(s) of an earlier client could not be written and may be "
                 "newer than what is restored now; look with: ckptd status"
             )
-
-    def _reserve(self, state: Mapping[Any, Any], *, wait: bool) -> None:
-        """wait: the slot it came from may have to be written before there is memory for others."""
-        try:
-            self._recorder.reserve(state)
-        except SharedMemoryTooSmall:
-            if not wait:
-                raise
-            self._await_earlier()
-            self._recorder.reserve(state)

@@ -93,9 +93,9 @@ def _opened(
         yield load_from(reader, device, only, absent_ok=absent_ok, lazily=lazily)
 
 
-def load_reader(reader: Reader, only: Collection[str] | None = None) -> Loaded:
+def load_reader(reader: Reader, only: Collection[str] | None = None, *, lazily: bool = False) -> Loaded:
     """The components of a checkpoint of format v2 whose bytes somebody else has, in the CPU's memory; see `load_from`."""
-    return load_from(reader, torch.device("cpu"), only, absent_ok=True)
+    return load_from(reader, torch.device("cpu"), only, absent_ok=True, lazily=lazily)
 
 
 def _device(map_location: str | torch.device) -> torch.device:
