@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -255,6 +258,23 @@ def test_what_is_loaded_into_the_state_waits_for_the_copy(
     assert held_in(*fake.snapshots[0]) == wanted
 
 
+def test_a_restore_waits_for_the_copy_though_no_hook_would_tell(
+    root: Root, monkeypatch: pytest.MonkeyPatch, fake: FakeDaemon
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+    loop.step()
+    ckptd.save(root.path / "elsewhere", loop.state, step=3)
+    loop.step()
+    wanted = expected_of(loop.state)
+    held = HeldCopies(monkeypatch, patience_s=0.1)
+    with client_of(root) as client:
+        client.snapshot(1, loop.state)
+        client.restore(loop.state, source=root.path / "elsewhere", only=["optimizer"])
+        held.may.set()
+        client.wait(10)
+    assert held_in(*fake.snapshots[0]) == wanted
+
+
 def test_the_next_snapshot_waits_for_the_copy_before_it(
     root: Root, fake: FakeDaemon, held: HeldCopies
 ) -> None:
@@ -364,6 +384,7 @@ def test_a_forked_child_has_no_copy_and_its_parent_keeps_it(
         assert held.begun.wait(10)
         child = os.fork()
         if child == 0:
+            signal.alarm(20)
             loop.optimizer.step()  # waits for nothing: its memory is its own
             os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -381,7 +402,7 @@ def test_ctrl_c_in_a_step_that_waits_leaves_the_snapshot_and_the_parameters(
     with client_of(root) as client:
         client.snapshot(1, loop.state)
         assert held.begun.wait(10)
-        threading.Timer(0.05, os.kill, (os.getpid(), 2)).start()
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             loop.optimizer.step()
         assert expected_of(loop.state)[("model", "1.weight")] == wanted[("model", "1.weight")]
@@ -433,3 +454,57 @@ def test_clients_of_one_process_share_the_hook(root: Root, fake: FakeDaemon) -> 
         assert len(hooks) == before + 1
         two.close()
     assert len(hooks) == before
+
+
+# --- ends of whole scripts -------------------------------------------------------------------------
+
+SCRIPT = """
+import os, signal, sys, torch, ckptd
+from ckptd.tensors import background_copy, copying
+model = torch.nn.Linear(500, 500)
+torch.nn.init.constant_(model.weight, 5)
+state = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
+client = ckptd.Client(sys.argv[1], overlap=True, close_timeout_s=30)
+"""
+HELD = """
+import threading
+go = threading.Event()
+def held(*how):
+    assert go.wait(30)
+    copying.copy_tensors(*how)
+background_copy.copy_tensors = held
+assert client.snapshot(7, state).state == "copying"
+"""
+ENDINGS = {
+    "falls off the end": HELD + "threading.Timer(0.1, go.set).start()",
+    "sys.exit(3)": HELD + "threading.Timer(0.1, go.set).start(); sys.exit(3)",
+    "raises": HELD + "threading.Timer(0.1, go.set).start(); raise RuntimeError",
+}
+
+
+def run(root: Root, code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT + code, str(root.path)],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_however_the_script_ends_a_snapshot_that_is_still_copied_becomes_durable(
+    root: Root, ending: str
+) -> None:
+    done = run(root, ENDINGS[ending])
+    assert "ckptd:" not in done.stderr, done.stderr
+    path = root.run_dir("default") / "step-000000007"
+    assert torch.equal(ckptd.load(path)["model"]["weight"], torch.full((500, 500), 5.0))
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_before_its_slot_is_sealed_loses_that_snapshot_and_nothing_else(root: Root) -> None:
+    done = run(root, "client.snapshot(6, state).wait()" + HELD + "os.kill(os.getpid(), signal.SIGKILL)")
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with client_of(root, start_timeout_s=10.0) as client:
+        assert client.drain(20) == 0
+        assert [one.step for one in client.checkpoints()] == [6]
+    assert not list(root.slot_path.glob("slot-*"))

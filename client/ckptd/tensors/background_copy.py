@@ -1,7 +1,8 @@
 # ruff: noqa: TID253
 """A copy that runs beside the training: a thread of its own, batch by batch, until a step needs the tensors.
 
-Whoever has to wait takes over what is left, with all the threads there are.
+Whoever has to wait takes over what is left, with all the threads there are. The thread's priority is not lowered: that
+spared the passes beside it nothing, and left more to the step; on busy CPUs it would be stopped holding Python's lock.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Final, TypeAlias
 
 import torch
 
-from ckptd.disk.priority import lower_this_thread
 from ckptd.snapshot.descriptor import TensorSpec
 from ckptd.tensors.copy_threads import CopyThreads
 from ckptd.tensors.copying import copy_tensors
@@ -59,7 +59,7 @@ class BackgroundCopy:
     def start(self) -> None:
         """Begin, in a thread of its own; where the system gives none, all is copied here."""
         try:
-            threading.Thread(target=self._run_low, name="ckptd-overlap", daemon=True).start()
+            threading.Thread(target=self._run, name="ckptd-overlap", daemon=True).start()
         except RuntimeError:
             self._run()
 
@@ -96,10 +96,6 @@ class BackgroundCopy:
             self._copy(rest, self._threads)
         with self._changed:
             self._changed.wait_for(lambda: not self._copying)
-
-    def _run_low(self) -> None:
-        lower_this_thread()
-        self._run()
 
     def _run(self) -> None:
         try:

@@ -92,7 +92,7 @@ def _is_data(value: Any) -> bool:
 
 
 def _place(tensor: torch.Tensor) -> Place:
-    return tensor.data_ptr(), tensor.numel() * tensor.itemsize
+    return tensor.data_ptr(), tensor.nbytes
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
