@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import secrets
@@ -122,6 +123,7 @@ class Daemon:
             for run, known in facts.items():
                 clients.pipeline.opened(run, known)
             adopted = recovery.adopt(self._disk, clients, self._pool)
+            gc.freeze()  # what is known of thousands of checkpoints stays: no collection need go through it
             publication = self._publication(endpoint, inlet)
             server = self._server(endpoint, inlet, clients, publication)
             leaving.callback(self._verifier.stop)
