@@ -5,19 +5,26 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import signal
 import threading
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import ckptd
 from ckptd.errors import UnstorableState
 from ckptd.tensors import copy_threads
-from ckptd.tensors.capture import Captured, capture, copy_into
+from ckptd.tensors.capture import capture, copy_into
 from ckptd.tensors.copy_threads import CopyThreads, pieces
+from ckptd_places import places
+from slot_contents import stored
+
+__all__ = ["places"]
 
 MIB = 1024 * 1024
 
@@ -56,16 +63,6 @@ def many_kinds() -> dict[str, Any]:
         "tied": large,
         "empty": torch.empty(0, 7),
     }
-
-
-def stored(captured: Captured, number: int, buffer: bytearray) -> torch.Tensor:
-    """What a reader of the slot finds for this row."""
-    row = captured.tensors[number]
-    if not row.nbytes:
-        return torch.empty(row.shape)
-    flat = torch.frombuffer(buffer, dtype=torch.uint8)[row.offset : row.offset + row.nbytes]
-    typed = flat.clone().view(getattr(torch, row.dtype))
-    return typed.view(row.shape) if row.stride is None else typed.as_strided(row.shape, row.stride)
 
 
 @pytest.mark.parametrize("helpers", [0, 1, 3])
@@ -185,6 +182,7 @@ def test_a_forked_child_copies_with_threads_of_its_own(threads: CopyThreads, sma
         child = os.fork()
     if child == 0:
         code = 3
+        signal.alarm(20)
         try:
             target = bytearray(captured.data_bytes)
             copy_into(captured, memoryview(target), threads)
@@ -195,6 +193,14 @@ def test_a_forked_child_copies_with_threads_of_its_own(threads: CopyThreads, sma
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     copy_into(captured, memoryview(bytearray(captured.data_bytes)), threads)
+
+
+def test_a_closed_client_leaves_no_thread(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_threads, "_spare_cpus", lambda: 2)
+    with ckptd.Client(places, daemon="off") as client:
+        client.snapshot(1, {"t": torch.ones(3 * copy_threads.PIECE_BYTES // 4)})
+        assert len(copiers()) == 2
+    assert copiers() == []
 
 
 def test_a_tensor_whose_memory_was_given_back_since_is_refused_by_key_path(threads: CopyThreads) -> None:
