@@ -28,7 +28,15 @@ LIGHT_MODULES = [
         for folder in ("snapshot", "format", "disk", "link")
         for path in sorted((CLIENT / folder).glob("*.py"))
         if path.stem
-        not in ("__init__", "recorder", "resume", "inline_writer", "writers")  # the trainer's own
+        not in (
+            "__init__",
+            "recorder",
+            "resume",
+            "from_slot",
+            "restoration",
+            "inline_writer",
+            "writers",
+        )  # the trainer's own
     ),
     *(
         ".".join(path.relative_to(DAEMON.parent).with_suffix("").parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -54,8 +55,8 @@ def from_disk(root: Root) -> dict[str, Any]:
     from ckptd.disk.in_quarantine import count_quarantined
     from ckptd.disk.series import read_series, runs
 
-    shown = []
-    for name in runs(root):
+    shown, staged = [], _staged_by_run(root)
+    for name in sorted({*runs(root), *staged}):
         try:
             entries = [entry for entry in read_series(root, name).entries if entry.status == "committed"]
         except CkptdError as error:
@@ -65,8 +66,21 @@ def from_disk(root: Root) -> dict[str, Any]:
         verified = [entry.name for entry in entries if entry.on_line and entry.verified]
         newest = {"last_committed": _last(committed), "last_verified": _last(verified)}
         held = {"quarantined": count_quarantined(root.run_dir(name))}
-        shown.append({"run": name, "client": None, **newest, "series": held})
+        left = {"staged": staged.get(name, [])}
+        shown.append({"run": name, "client": None, **left, **newest, "series": held})
     return {"daemon": None, "runs": shown, "verifier": None, "writing": None}
+
+
+def _staged_by_run(root: Root) -> dict[str, list[dict[str, Any]]]:
+    """What waits in slots for the next daemon."""
+    from ckptd.snapshot.sealed_slot import sealed_slots
+    from ckptd.snapshot.staged import facts_of_slot
+
+    staged: dict[str, list[dict[str, Any]]] = {}
+    for slot in sealed_slots(root.slot_path):
+        with slot, contextlib.suppress(OSError, CkptdError):  # damaged: the daemon says so when it writes it
+            staged.setdefault(slot.header.run, []).append(facts_of_slot(slot))
+    return staged
 
 
 def _last(names: list[str]) -> str | None:
@@ -151,7 +165,8 @@ def _slots(slots: Sequence[dict[str, Any]]) -> str:
 def _note(shown: dict[str, Any]) -> str:
     """What went wrong: the newest failure, what was left out, what lies in quarantine, what the start found."""
     failed = shown.get("last_failed")
-    notes = [f"step {failed['step']}: {failed['error']}"] if failed else []
+    notes = [_waits(staged) for staged in shown.get("staged", ())]
+    notes += [f"step {failed['step']}: {failed['error']}"] if failed else []
     if count := shown.get("superseded"):
         last = shown.get("last_superseded") or {}
         notes.append(f"{count} superseded, the last one step {last.get('step')}")
@@ -160,6 +175,13 @@ def _note(shown: dict[str, Any]) -> str:
     series = shown.get("series", {})
     notes += [f"{held} in quarantine, see ckptd list"] if (held := series.get("quarantined")) else []
     return "; ".join(notes + [str(text) for text in series.get("problems", ())])
+
+
+def _waits(staged: dict[str, Any]) -> str:
+    since, step = staged.get("since"), staged.get("step")
+    age = "" if since is None else f" for {units.show_seconds(max(0.0, time.time() - float(since)))}"
+    step = "a snapshot" if step is None else f"step {step}"
+    return f"{step} {staged.get('state')}{age}, {units.show_bytes(int(staged['bytes']))}"
 
 
 def _newest(shown: dict[str, Any], what: str) -> str:

@@ -9,6 +9,8 @@
                              "transport": "slots" | "stream",
                              "stream": null | {"snapshot", "have", "bytes"}},  being received now
            "queue": [SNAPSHOT…],               staged or being written, oldest first
+           "staged": [{"snapshot", "client_id", "sequence", "step", "bytes", "since", "state": "staged" | "writing",
+                       "proven"}],             the same by what their slots say; `proven`: may be restored from there
            "last_committed": null | SNAPSHOT,  by this daemon process
            "last_verified": "" | folder name,  the newest verified one on the line
            "failed": count, "last_failed": null | SNAPSHOT,
@@ -38,6 +40,9 @@ import msgspec
 
 from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.limits import MAX_MESSAGE_BYTES
+from ckptd.snapshot.slot_layout import page_up
+from ckptd.snapshot.slots import Slot
+from ckptd.snapshot.staged import facts_of
 from ckptd_daemon.core.book import Book
 from ckptd_daemon.core.clients import Clients
 from ckptd_daemon.core.sessions import Session
@@ -82,6 +87,7 @@ def _run(run: str, book: Book, clients: Clients, pool: SlotPool) -> dict[str, An
         "run_id": book.run_id,
         "client": None if session is None else _client(session, clients),
         "queue": [_snapshot(snapshot) for snapshot in book.ledger.unwritten()[:_MOST_SNAPSHOTS]],
+        "staged": [_staged(slot) for slot in _unwritten_slots(book)[:_MOST_SNAPSHOTS]],
         "last_committed": _snapshot(book.last_committed),
         "last_verified": (book.summary.get("last_verified") or {}).get("name", ""),
         "failed": book.failed,
@@ -111,6 +117,20 @@ def _slots(pool: SlotPool, clients: Clients, client_id: str) -> list[dict[str, A
         word = header.state.name.lower() if header is not None else "damaged"
         slots.append({"name": slot.name, "bytes": slot.capacity, "state": word})
     return slots
+
+
+def _unwritten_slots(book: Book) -> list[Slot]:
+    return [
+        one.slot
+        for one in book.ledger.unwritten()
+        if one.slot is not None and header_of(one.slot) is not None
+    ]
+
+
+def _staged(slot: Slot) -> dict[str, Any]:
+    header, start = slot.header(), page_up(slot.header().data_bytes)
+    with slot.data[start : start + header.descriptor_bytes] as descriptor:
+        return facts_of(header, descriptor, proven=slot.proof() is not None)
 
 
 def _memory(clients: Clients, pool: SlotPool) -> dict[str, Any]:
