@@ -121,8 +121,8 @@ class Connection:
 
         Args:
             message: What to send.
-            piece: Raw bytes to send behind it. They aren't copied: they may be changed only once it is known that
-                they arrived, or after close().
+            piece: Raw bytes to send behind it. ZeroMQ copies them, without holding the GIL, so that they may be
+                changed at once: lending them needs another thread of pyzmq's, which ends before a script does.
 
         Raises:
             NoDaemon: The daemon has died.
@@ -140,7 +140,7 @@ class Connection:
                 self._socket.send(data, zmq.NOBLOCK)
             else:  # the second part is taken whenever the first was
                 self._socket.send(data, zmq.NOBLOCK | zmq.SNDMORE)
-                self._socket.send(piece, copy=False)
+                self._socket.send(piece, copy=True)
         except zmq.Again:
             self._check_alive()
             raise self._no_answer("take messages", 0.0) from None

@@ -186,7 +186,6 @@ class StreamSender:
                 self._changed.wait_for(lambda: self._is_off(job, place), job.pause_s)
             job.pause_s = min(2 * job.pause_s, _PAUSE_MOST_S)
         if job.over:
-            self._disconnect()  # whatever of it wasn't sent yet is dropped: its memory is read no more
             with self._changed:
                 self._finish(job)
 
