@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Generator
 
 import pytest
 
-from ckptd.disk import crew
+from ckptd.disk import crew, priority
 from ckptd.disk.crew import Crew, Job, Lane
-from ckptd.disk.priority import LOWEST, Urgency, lower_this_thread, set_session_nice
+from ckptd.disk.priority import LOWEST, Urgency, lower_this_thread, step_back_session
 
 Steps = Generator[None, None, str]
 
@@ -196,22 +197,69 @@ def test_lowering_a_thread_leaves_the_others_as_they_are() -> None:
     assert (seen, nice_of_this_thread()) == ([LOWEST], usual)
 
 
-def test_who_is_told_of_urgency_hears_of_changes_only() -> None:
+def test_the_session_steps_back_while_work_is_under_way_that_nobody_waits_for() -> None:
     told: list[bool] = []
-    urgency = Urgency(False, told.append)
-    for urgent in (False, True, True, False):
-        urgency.set(urgent)
-        assert urgency.now == urgent
-    assert told == [True, False]
+    urgency = Urgency(False, lambda back: told.append(back) or True)
+
+    def job() -> Steps:
+        assert told == [True]
+        urgency.set(True)
+        yield
+        assert told == [True, False]
+        urgency.set(False)
+        yield
+        return ""
+
+    work = Job(job())
+    do([work], urgency=urgency)
+    assert work.error is None
+    assert told == [True, False, True, False]
+    urgency.set(True)
+    urgency.set(False)
+    assert len(told) == 4  # nothing is under way
 
 
-def test_a_session_led_by_somebody_else_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_kernel_refuses_so_soon_is_tried_again() -> None:
+    answers, told = iter([False, False, True, True]), list[bool]()
+    urgency = Urgency(False, lambda back: told.append(back) or next(answers))
+    with urgency.at_work():
+        urgency.set(False)
+        urgency.set(False)
+        urgency.set(False)
+        assert told == [True] * 3
+    assert told == [True, True, True, False]
+
+
+class Autogroup:
+    """Stands in for /proc/self/autogroup."""
+
+    def __init__(self, error: OSError | None = None) -> None:
+        self.written: list[str] = []
+        self._error = error
+
+    def write_text(self, text: str) -> None:
+        self.written.append(text)
+        if self._error is not None:
+            raise self._error
+
+
+def test_only_a_session_of_ones_own_steps_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = Autogroup()
+    monkeypatch.setattr(priority, "_AUTOGROUP", group)
     monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid() + 1)
-    monkeypatch.setattr(crew, "lower_this_thread", None)
-    written: list[str] = []
-    monkeypatch.setattr("pathlib.Path.write_text", lambda _path, text: written.append(text))
-    set_session_nice(LOWEST)
-    assert written == []
+    assert step_back_session(True)
+    assert group.written == []
     monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid())
-    set_session_nice(LOWEST)
-    assert written == [str(LOWEST)]
+    assert step_back_session(True) and step_back_session(False)
+    assert group.written == ["15", "0"]
+
+
+@pytest.mark.parametrize(
+    ("number", "done"), [(errno.EAGAIN, False), (errno.ENOENT, True), (errno.EPERM, True)]
+)
+def test_a_kernel_without_groups_of_sessions_is_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch, number: int, done: bool
+) -> None:
+    monkeypatch.setattr(priority, "_AUTOGROUP", Autogroup(OSError(number, os.strerror(number))))
+    monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid())
+    assert step_back_session(True) is done

@@ -225,7 +225,7 @@ def test_it_has_low_priority_no_lock_no_torch_and_no_descriptor_of_its_parents(m
             assert int(fields[16]) == 19  # nice
             group = proc / "autogroup"  # where sessions share CPUs first, nice alone is nothing
             if group.exists() and (said := group.read_text().split()):
-                assert said[-1] == "19"
+                assert said[-1] == "15"
             assert os.getsid(started.child) != os.getsid(0)
         finally:
             started.verifier.stop()

@@ -18,7 +18,7 @@ def clients(waits_for: int | None = None, **changes: Any) -> Any:
     fields: dict[str, Any] = {
         "leaving": "", "sessions": sessions,
         "pipeline": SimpleNamespace(waiting=lambda: 0, unwritten=lambda: unwritten),
-        "streams": SimpleNamespace(any_waited_for=lambda: False),
+        "streams": SimpleNamespace(any_waited_for=lambda: False), "anybody_reserves": lambda: False,
     }  # fmt: skip
     return SimpleNamespace(**(fields | changes))
 
@@ -36,8 +36,9 @@ def test_what_another_client_waits_for_is_no_reason() -> None:
     assert not somebody_waits(clients(sessions={OTHER: SimpleNamespace(waits_for=9)}))
 
 
-def test_who_drains_or_streams_or_has_the_daemon_leave_waits_too() -> None:
+def test_who_drains_reserves_or_streams_or_has_the_daemon_leave_waits_too() -> None:
     nothing = clients().pipeline.unwritten
     assert somebody_waits(clients(pipeline=SimpleNamespace(waiting=lambda: 1, unwritten=nothing)))
     assert somebody_waits(clients(streams=SimpleNamespace(any_waited_for=lambda: True)))
+    assert somebody_waits(clients(anybody_reserves=lambda: True))
     assert somebody_waits(clients(leaving="a signal"))

@@ -81,7 +81,7 @@ class Crew:
             RuntimeError: No thread can be started; all were given up.
         """
         try:
-            with self._urgency.changed:
+            with self._urgency.at_work(), self._urgency.changed:
                 while not self._stopped and any(lane.left for lane in self._lanes):
                     self._start(self._urgency.now)
                     self._urgency.changed.wait()

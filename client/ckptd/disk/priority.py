@@ -5,8 +5,8 @@ can't go back up without privileges, so urgent work is done by other threads (`c
 
 Where the kernel shares CPUs between sessions first ("autogroup": on most desktops, and in many containers), nice
 counts only inside a session, and a daemon in a session of its own would get as much CPU as all of the training.
-So the session's own nice is lowered too, as long as nobody waits. Then, and only while all CPUs are busy, the
-daemon's loop may be 0.2 s late as well.
+There the nice of the session is raised too, but only while such work is under way: all of the daemon is in it, and
+while every CPU is busy its loop may then be late by a tenth of a second.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 LOWEST: Final = 19
+#: A thirtieth of a CPU that others want. Least of all would be a seventieth: then the loop could be late by 0.2 s.
+_SESSION_BACK: Final = 15
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
 
 
@@ -27,25 +29,45 @@ class Urgency:
 
     Args:
         urgent: How it begins.
-        told: Called with the new value after each change.
+        step_back: Called with True when work is under way that nobody waits for, with False when that is over. Whether
+            it could be done; if not, it is tried again with the next call of set().
 
     Attributes:
         now: Whether somebody waits.
         changed: Notified at each change; also the lock of those who wait for it.
     """
 
-    def __init__(self, urgent: bool = True, told: Callable[[bool], object] = lambda _urgent: None) -> None:
+    def __init__(self, urgent: bool = True, step_back: Callable[[bool], bool] = lambda _back: True) -> None:
         self.changed = threading.Condition()
-        self.now, self._told = urgent, told
+        self.now, self._step_back = urgent, step_back
+        self._at_work, self._back = 0, False
 
     def set(self, urgent: bool) -> None:
         """Say how it is now."""
-        if urgent == self.now:
-            return
         with self.changed:
-            self.now = urgent
-            self.changed.notify_all()
-        self._told(urgent)
+            if urgent != self.now:
+                self.now = urgent
+                self.changed.notify_all()
+            self._look()
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While something is written and hashed."""
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        with self.changed:
+            self._at_work += change
+            self._look()
+
+    def _look(self) -> None:
+        back = self._at_work > 0 and not self.now
+        if back != self._back and self._step_back(back):
+            self._back = back
 
 
 def lower_this_thread() -> None:
@@ -54,12 +76,17 @@ def lower_this_thread() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST)
 
 
-def set_session_nice(nice: int) -> None:
-    """Set the nice of this process's session, when it is the session's leader: then all in it is ours.
+def step_back_session(back: bool) -> bool:
+    """Give way to other sessions, or no longer, when this process leads its own: then all in it is ours.
 
-    Args:
-        nice: 0 to 19; coming back to 0 needs no privileges.
+    Coming back needs no privileges. False when the kernel won't have it changed again so soon.
     """
-    if os.getsid(0) == os.getpid():
-        with contextlib.suppress(OSError):  # no autogroups here, or it was changed a moment ago
-            _AUTOGROUP.write_text(str(nice))
+    if os.getsid(0) != os.getpid():
+        return True
+    try:
+        _AUTOGROUP.write_text(str(_SESSION_BACK if back else 0))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # there are no autogroups here
+    return True

@@ -159,6 +159,10 @@ class Clients:
             )  # fmt: skip
         return process
 
+    def anybody_reserves(self) -> bool:
+        """Whether somebody waits for slots."""
+        return self._reservations.any_under_way()
+
     def reserve(self, session: Session, identity: bytes, request: wire.Reserve) -> None:
         """Have slots made; see Reservations."""
         self._reservations.ask(session, identity, request)

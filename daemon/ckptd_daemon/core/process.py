@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 
 from ckptd import __version__
 from ckptd.disk.lock import RootLock
-from ckptd.disk.priority import LOWEST, Urgency, set_session_nice
+from ckptd.disk.priority import Urgency, step_back_session
 from ckptd.disk.rootdir import DaemonRecord, Root, own_start, private_dir
 from ckptd.disk.slot_folder import record_root
 from ckptd_daemon.core import recovery
@@ -68,10 +68,6 @@ def run_daemon(settings: DaemonSettings) -> int:
     return 0
 
 
-def _set_priority(urgent: bool) -> None:
-    set_session_nice(0 if urgent else LOWEST)
-
-
 def _record_root(folder: Path, root: Root) -> None:
     try:
         record_root(folder, root.path)
@@ -91,7 +87,7 @@ class Daemon:
         self._verifier = Verifier(root.path)
         self._maker, self._stream_worker = Worker("ckptd-slots"), Worker("ckptd-streams")
         self._prover = Worker("ckptd-proofs")
-        self._disk = Disk(root, policies, urgency=Urgency(False, _set_priority))
+        self._disk = Disk(root, policies, urgency=Urgency(False, step_back_session))
         self._budget = policies.budget
         self._pool = SlotPool(root.slot_dir())
         _record_root(self._pool.folder, root)
@@ -128,7 +124,6 @@ class Daemon:
             server = self._server(endpoint, inlet, clients, publication)
             leaving.callback(self._verifier.stop)
             self._start_helpers(leaving)
-            _set_priority(urgent=False)
             publication.publish()
             leaving.callback(publication.withdraw)
             self._say_ready(adopted)

@@ -91,6 +91,10 @@ class Reservations:
             todo = "release the slots that are being filled"
             self._finish(session, InvalidArgument("too many slots", where=f"run {session.run}", todo=todo))
 
+    def any_under_way(self) -> bool:
+        """Whether somebody waits for slots."""
+        return bool(self._under_way)
+
     def room_came(self) -> None:
         """A slot was freed: whose it was may wait for it, and others when it is gone."""
         for session in [self._present(client_id) for client_id in self._under_way]:
@@ -149,9 +153,12 @@ class Reservations:
     def _make(self, session: Session, reservation: Reservation, missing: int) -> None:
         reservation.making = True
         client_id, run, owner = session.client_id, session.run, session.owner
-        self._being_made[client_id] = missing * page_up(reservation.slot_bytes)
+        size = (
+            reservation.slot_bytes
+        )  # as it was held against the budget: a newer request may change it meanwhile
+        self._being_made[client_id] = missing * page_up(size)
         self._maker.submit(
-            lambda: self._pool.make(client_id, run, owner, missing, reservation.slot_bytes),
+            lambda: self._pool.make(client_id, run, owner, missing, size),
             lambda made: self._made(session, reservation, made),
         )
 

@@ -7,10 +7,14 @@ from ckptd_daemon.core.snapshots import Snapshot
 
 
 def somebody_waits(clients: Clients) -> bool:
-    """A trainer waits, or whoever asked for a drain, or whoever asked the daemon to leave: it may have little time."""
+    """A trainer waits for a snapshot or for slots, or whoever asked for a drain, or for the daemon to leave.
+
+    Who asks for that may give it little time.
+    """
     return (
         bool(clients.leaving)
         or clients.pipeline.waiting() > 0
+        or clients.anybody_reserves()
         or clients.streams.any_waited_for()
         or any(_is_waited_for(snapshot, clients) for snapshot in clients.pipeline.unwritten())
     )

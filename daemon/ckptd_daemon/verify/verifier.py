@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ckptd.disk.priority import LOWEST, set_session_nice
+from ckptd.disk.priority import LOWEST, step_back_session
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series import read_series
 from ckptd.disk.verification import check, stat_signature
@@ -247,7 +247,7 @@ def _read_requests(loop: VerifierLoop) -> None:
 def _live_as_child(parent: int) -> None:
     """Low priority, and no life after the parent's."""
     os.nice(LOWEST)  # the priority of its I/O follows from it
-    set_session_nice(LOWEST)
+    step_back_session(True)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         os._exit(0)
