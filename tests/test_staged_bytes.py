@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from typing import Any
 
 import pytest
@@ -227,3 +228,20 @@ def test_memory_for_streams_counts_too(desk: Desk) -> None:
     assert desk.clients.staged.of(other) == 0
     buffers.forget(client)
     assert desk.clients.staged.of() == 2 * SIZE
+
+
+def test_what_is_made_is_what_was_held_against_the_budget_though_a_larger_request_came_meanwhile(
+    desk: Desk,
+) -> None:
+    client = new_client_id()
+    desk.attach(client)
+    limit(desk, max_client_bytes=2 * SIZE)
+    busy = threading.Event()
+    desk.maker.submit(lambda: busy.wait(10), lambda _: None)
+    for message_id, slot_bytes in ((1, SIZE), (2, 100 * SIZE)):
+        request = wire.Reserve(id=message_id, client_id=client, slot_bytes=slot_bytes, slots=2)
+        desk.service.handle(ME, wire.encode(request))
+    busy.set()
+    desk.settle()
+    assert "max_client_bytes" in refused(desk.sent[-1][1], OverBudget)
+    assert all(slot.capacity <= SIZE for slot in desk.pool.of(client))
