@@ -62,7 +62,7 @@ class Streaming:
         try:
             place = Place(record, stream_route(route, attached), attached.stream_token)
         except NoDaemon as error:
-            log.warning("transport.no_stream run=%s error=%s", self._run, error)
+            log.warning("transport.no_stream run=%s error=%s", self._run, str(error))
         else:
             self._sender.go_to(place)
 
