@@ -20,6 +20,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimize
 import ckptd
 from ckptd.disk.rootdir import Root
 from ckptd.errors import CheckpointWarning, InvalidArgument, SaveFailed, TimedOut
+from ckptd.link import wire
 from ckptd.snapshot.slots import SlotState
 from ckptd.tensors.step_gate import gate
 from ckptd_places import places
@@ -365,8 +366,8 @@ def test_a_daemon_that_was_lost_meanwhile_gets_the_snapshot_when_it_is_back(
         client.snapshot(1, loop.state)
         assert held.begun.wait(10)
         first.die()
-        wait_until(lambda: not client._writer._link.session.connected or client._writer.look() is not None)
     with FakeDaemon(root) as second:  # it has none of the slots: the snapshot moves to one that it makes
+        wait_until(lambda: client._writer.look() is None and bool(second.named(wire.Attach)))
         held.may.set()
         client.wait(10)
         client.close()
@@ -416,8 +417,9 @@ def test_ctrl_c_in_a_step_that_waits_leaves_the_snapshot_and_the_parameters(
 
 
 def test_without_an_optimizer_all_is_copied_before_snapshot_returns(
-    root: Root, fake: FakeDaemon, held: HeldCopies
+    root: Root, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    held = HeldCopies(monkeypatch, patience_s=0.05)
     with client_of(root) as client:
         ticket = client.snapshot(1, {"model": nn.Linear(3, 3), "weights": torch.ones(9)})
         assert ticket.wait(timeout_s=10).state == "committed"
@@ -425,8 +427,9 @@ def test_without_an_optimizer_all_is_copied_before_snapshot_returns(
 
 
 def test_an_optimizer_whose_step_runs_no_hook_is_copied_at_once_and_named(
-    root: Root, fake: FakeDaemon, held: HeldCopies
+    root: Root, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    held = HeldCopies(monkeypatch, patience_s=0.05)
     loop = Loop(OPTIMIZERS["SGD"])
     loop.optimizer.step = lambda closure=None: None  # type: ignore[method-assign]
     with client_of(root) as client:

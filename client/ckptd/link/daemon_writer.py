@@ -206,7 +206,6 @@ class DaemonWriter:
             timeout_s: Bound in seconds.
             slots: Once the newest is found in an earlier client's slot, nothing more is waited for.
         """
-        self.finish_copy()
         with self.lock:
             self._link.look(0.0)
             attached = self._link.session.attached
