@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import ckptd
-from ckptd.disk import checkpoint_reader
+from ckptd.disk import checkpoint_reader, read_blocks
 from ckptd.disk.checkpoint_reader import CheckpointReader
 from ckptd.disk.reader import Span
 from ckptd.errors import (
@@ -322,7 +322,7 @@ def test_spans_of_all_sizes_are_read_into_place(tmp_path: Path, sizes: list[int]
 
 def test_a_span_after_a_large_gap_needs_no_large_memory(folder: Path) -> None:
     content = bytearray(3)
-    blocks = list(checkpoint_reader._blocks([Span(10**12, memoryview(content))], 10**12 + 3))
+    blocks = list(read_blocks.blocks([Span(10**12, memoryview(content))], 10**12 + 3))
     assert all(block.end - block.start < 10**7 for block in blocks if block.spans)
 
 

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
 
 from ckptd.disk.entry import read_failed
 from ckptd.disk.folder_files import open_file, open_folder
+from ckptd.disk.read_blocks import blocks, fill, read_block
 from ckptd.disk.reader import Span
 from ckptd.errors import CheckpointGone, CkptdError, CorruptCheckpoint
 from ckptd.format.records import CheckpointIndex, read_index
-from ckptd.limits import MIB
 from ckptd.names import META_FILE, TABLE_FILE
 
-_CHUNK_BYTES: Final = 4 * MIB
-#: Ranges from this size on are read straight into place; smaller ones are cut out of a chunk.
-_IN_PLACE_FROM_BYTES: Final = 1 * MIB
 #: With more files than this each is opened when it is read: a process has few descriptors, and needs some.
 _OPEN_AT_ONCE: Final = 64
 
@@ -114,8 +111,8 @@ class CheckpointReader:
         size, wanted = self._wanted[name]
         digest = hashlib.sha256()
         with self._reading(name) as fd:
-            for block in _blocks(spans, size):
-                for chunk in _read_block(fd, block):
+            for block in blocks(spans, size):
+                for chunk in read_block(fd, block):
                     digest.update(chunk)
         if digest.hexdigest() != wanted:
             raise CorruptCheckpoint(
@@ -134,8 +131,18 @@ class CheckpointReader:
         """
         with self._reading(name) as fd:
             for span in spans:
-                for _ in _fill(fd, span):
+                for _ in fill(fd, span):
                     pass
+
+    def map(self, name: str) -> mmap.mmap:
+        """The file in memory, unproven, read where it is looked at; what is written there stays in this process.
+
+        Raises:
+            CorruptCheckpoint: Its size is not the committed one.
+            ReadFailed: It can't be mapped now.
+        """
+        with self._reading(name) as fd:
+            return mmap.mmap(fd, self._wanted[name][0], mmap.MAP_PRIVATE)
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[int]:
@@ -231,74 +238,3 @@ def _wanted_files(index: CheckpointIndex, only: set[str] | None) -> dict[str, tu
         if only is None or index.layout == "single" or shard.component in only:
             files[shard.path] = (shard.bytes, shard.sha256)
     return files
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """A range read in one go: one large span, or small spans and what lies between them."""
-
-    start: int
-    end: int
-    spans: tuple[Span, ...]
-    in_place: bool
-
-
-def _blocks(spans: Sequence[Span], size: int) -> Iterator[_Block]:
-    at = 0
-    small: list[Span] = []
-    for span in spans:
-        end = span.offset + span.into.nbytes
-        large = span.into.nbytes >= _IN_PLACE_FROM_BYTES
-        if small and (large or end - at > _CHUNK_BYTES):
-            stop = small[-1].offset + small[-1].into.nbytes
-            yield _Block(at, stop, tuple(small), False)
-            at, small = stop, []
-        if not small and span.offset - at > _CHUNK_BYTES:
-            yield _Block(at, span.offset, (), False)
-            at = span.offset
-        if not large:
-            small.append(span)
-            continue
-        yield _Block(at, span.offset, (), False)
-        yield _Block(span.offset, end, (span,), True)
-        at = end
-    yield _Block(at, size, tuple(small), False)
-
-
-def _read_block(fd: int, block: _Block) -> Iterator[memoryview]:
-    if block.in_place:
-        yield from _fill(fd, block.spans[0])
-        return
-    if not block.spans:  # only hashed: any length, in bounded memory
-        scratch = memoryview(bytearray(min(_CHUNK_BYTES, block.end - block.start)))
-        for start in range(block.start, block.end, _CHUNK_BYTES):
-            yield from _read_chunks(fd, start, scratch[: min(_CHUNK_BYTES, block.end - start)])
-        return
-    content = memoryview(bytearray(block.end - block.start))
-    yield from _read_chunks(fd, block.start, content)
-    for span in block.spans:
-        start = span.offset - block.start
-        if span.begin is not None:
-            span.begin()
-        span.into[:] = content[start : start + span.into.nbytes]
-        if span.done is not None:
-            span.done()
-
-
-def _fill(fd: int, span: Span) -> Iterator[memoryview]:
-    if span.begin is not None:
-        span.begin()
-    yield from _read_chunks(fd, span.offset, span.into)
-    if span.done is not None:
-        span.done()
-
-
-def _read_chunks(fd: int, offset: int, into: memoryview) -> Iterator[memoryview]:
-    """Fill `into` from the file, chunk by chunk, so that each is hashed while it is in the CPU's cache."""
-    done = 0
-    while done < into.nbytes:
-        count = os.preadv(fd, [into[done : done + _CHUNK_BYTES]], offset + done)
-        if count == 0:
-            raise EOFError
-        yield into[done : done + count]
-        done += count

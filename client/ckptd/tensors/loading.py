@@ -21,7 +21,7 @@ from ckptd.limits import MAX_INDEX_BYTES
 from ckptd.names import INDEX_FILE, SINGLE_FILE, TABLE_FILE
 from ckptd.tensors.moving import moved
 from ckptd.tensors.reading import Loaded as Loaded
-from ckptd.tensors.reading import load_from, select
+from ckptd.tensors.reading import load_from, load_mapped, select
 from ckptd.tensors.registered_tags import refuse_changed
 
 
@@ -30,13 +30,21 @@ def load(
     *,
     map_location: str | torch.device = "cpu",
     only: Collection[str] | None = None,
+    mmap: bool = False,
 ) -> dict[str, Any]:
     """Load a checkpoint of any format version, every byte checked against its hash (v1 has not all of them).
+
+    With `mmap=True` the tensors of large checkpoints lie in their files and are read where they are first looked at, so
+    that loading takes no time and no memory. **Their bytes are not checked then**: only index.json, tensors.json and
+    meta.pt are, and the sizes of all files; `ckptd.verify(path)` checks the rest. Tensors may be written to: that stays
+    in this process. The files may be deleted meanwhile; an I/O error in one ends the process (SIGBUS). Checkpoints in
+    one file (ckpt.pt: below 64 MiB, unless told otherwise) and of format v1 are read and checked as without it.
 
     Args:
         path: The checkpoint's folder; for format v1 also its ckpt.pt.
         map_location: Device for the tensors. RNG states stay on the CPU.
         only: Names of the components to load; the files of others aren't read. None means all.
+        mmap: Whether to leave large tensors in their files, unchecked.
 
     Returns:
         {"model": state_dict, "optimizer": …, "rng": …}: what was saved, with plain values for objects.
@@ -54,7 +62,8 @@ def load(
             can use, or path is a file of a checkpoint, a run's folder or a root.
         NothingThere: path is a folder with nothing of a checkpoint in it.
     """
-    components = load_with_index(path, map_location=map_location, only=only).components
+    with _opened(path, only, _device(map_location), absent_ok=False, mapped=mmap) as loaded:
+        components = loaded.components
     refuse_changed(components, os.fspath(path))
     return components
 
@@ -81,7 +90,7 @@ def opened(
 @contextmanager
 def _opened(
     path: str | os.PathLike[str], only: Collection[str] | None, device: torch.device,
-    *, absent_ok: bool, lazily: bool = False,
+    *, absent_ok: bool, lazily: bool = False, mapped: bool = False,
 ) -> Iterator[Loaded]:  # fmt: skip
     if isinstance(only, str):
         raise InvalidArgument("not a list of components", where="only", seen=repr(only), wanted=f"[{only!r}]")
@@ -90,7 +99,10 @@ def _opened(
         yield _load_v1(path, device, only, absent_ok)
         return
     with CheckpointReader(os.fspath(path), only=only) as reader:
-        yield load_from(reader, device, only, absent_ok=absent_ok, lazily=lazily)
+        if mapped and reader.index.layout == "sharded":
+            yield load_mapped(reader, device, only)
+        else:
+            yield load_from(reader, device, only, absent_ok=absent_ok, lazily=lazily)
 
 
 def load_reader(reader: Reader, only: Collection[str] | None = None, *, lazily: bool = False) -> Loaded:

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import io
+import mmap
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy
 import torch
 
+from ckptd.disk.checkpoint_reader import CheckpointReader
 from ckptd.disk.reader import Reader
 from ckptd.errors import CorruptCheckpoint, InvalidArgument, UnknownSchema
 from ckptd.format.archive_check import check_archive
@@ -26,6 +29,7 @@ from ckptd.tensors.ties_across_files import tie_across_files
 from ckptd.tensors.unread import NOTHING_UNREAD, Unread
 
 _SCHEMAS: Final = {"single": "ckpt.v2", "sharded": "ckpt.v2-sharded"}
+_BODIES: Final = frozenset({TABLE_FILE, META_FILE, SINGLE_FILE})
 _ENVELOPE: Final = frozenset({"schema", "wall_saved_at", "step"})
 
 
@@ -65,16 +69,70 @@ def load_from(
         CorruptCheckpoint, UnknownSchema, InvalidArgument: As `ckptd.load` says.
         ReadFailed: It can't be read now.
     """
-    rows = _read_table(reader)
-    payload = _payload(reader, META_FILE if reader.index.layout == "sharded" else SINGLE_FILE)
-    chosen = select(payload, only, absent_ok)
-    shards = _shards(reader, rows)
+    plan = _Parts(reader, only, absent_ok=absent_ok)
+    shards = plan.shards()
     unread = Unread(shards.values())
     if not lazily:
         unread.read({})
-    tie_across_files(rows, payload, shards, f"{reader.path}/{TABLE_FILE}", unread)
-    components = {name: decode(_with_tensors(value, shards, reader.path)) for name, value in chosen.items()}
-    return Loaded(reader.index, reader.index.step, moved(components, device), tuple(payload), unread)
+    return plan.put_together(shards, unread, device)
+
+
+def load_mapped(
+    reader: CheckpointReader, device: torch.device, only: Collection[str] | None = None
+) -> Loaded:
+    """As `load_from` of a folder's files, the shards in memory unproven: each byte is read where it is first looked at.
+
+    What is written into the tensors stays in this process. Tied tensors of different files are compared, so read.
+    """
+    plan = _Parts(reader, only, absent_ok=False)
+    return plan.put_together(plan.shards(lambda name: _Mapped(reader.map(name))), NOTHING_UNREAD, device)
+
+
+class _Mapped:
+    """The bytes of a mapped file, which each tensor over them keeps alive."""
+
+    def __init__(self, content: mmap.mmap) -> None:
+        self._bytes = numpy.frombuffer(content, numpy.uint8)
+
+    def __call__(self, offset: int, size: int) -> torch.Tensor:
+        return torch.from_numpy(self._bytes[offset : offset + size])
+
+
+class _Parts:
+    """What a checkpoint holds, still apart: its table and its small file, both proven."""
+
+    def __init__(self, reader: Reader, only: Collection[str] | None, *, absent_ok: bool) -> None:
+        self._reader = reader
+        self._rows = _read_table(reader)
+        self._payload = _payload(reader, META_FILE if reader.index.layout == "sharded" else SINGLE_FILE)
+        self._chosen = select(self._payload, only, absent_ok)
+
+    def shards(self, mapped: Callable[[str], _Mapped] | None = None) -> dict[str, ShardTensors]:
+        """By name of the file, with memory of their own, or as it is mapped."""
+        by_file: dict[str, list[TensorRow]] = {}
+        for row in self._rows:
+            by_file.setdefault(row.file, []).append(row)
+        sizes = {shard.path: shard.bytes for shard in self._reader.index.shards}
+        names = [name for name in self._reader.files if name not in _BODIES]
+        return {
+            name: ShardTensors(
+                self._reader,
+                name,
+                sizes[name],
+                by_file.get(name, ()),
+                None if mapped is None else mapped(name),
+            )
+            for name in names
+        }
+
+    def put_together(self, shards: dict[str, ShardTensors], unread: Unread, device: torch.device) -> Loaded:
+        reader, where = self._reader, f"{self._reader.path}/{TABLE_FILE}"
+        tie_across_files(self._rows, self._payload, shards, where, unread)
+        components = {
+            name: decode(_with_tensors(value, shards, reader.path)) for name, value in self._chosen.items()
+        }
+        names = tuple(self._payload)
+        return Loaded(reader.index, reader.index.step, moved(components, device), names, unread)
 
 
 def _read_table(reader: Reader) -> tuple[TensorRow, ...]:
@@ -114,19 +172,6 @@ def _payload(reader: Reader, name: str) -> dict[str, Any]:
         )
     check_tree(payload, where)
     return {key: value for key, value in payload.items() if key not in _ENVELOPE}
-
-
-def _shards(reader: Reader, rows: tuple[TensorRow, ...]) -> dict[str, ShardTensors]:
-    by_file: dict[str, list[TensorRow]] = {}
-    for row in rows:
-        by_file.setdefault(row.file, []).append(row)
-    sizes = {shard.path: shard.bytes for shard in reader.index.shards}
-    bodies = {TABLE_FILE, META_FILE, SINGLE_FILE}
-    return {
-        name: ShardTensors(reader, name, sizes[name], by_file.get(name, ()))
-        for name in reader.files
-        if name not in bodies
-    }
 
 
 def _with_tensors(value: Any, shards: Mapping[str, ShardTensors], where: str) -> Any:

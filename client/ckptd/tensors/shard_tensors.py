@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch
 
@@ -26,7 +26,10 @@ class ShardTensors:
         memory: The bytes of each tensor by their address, those of tied ones once; in the order of the file.
     """
 
-    def __init__(self, reader: Reader, name: str, nbytes: int, rows: Iterable[TensorRow]) -> None:
+    def __init__(
+        self, reader: Reader, name: str, nbytes: int, rows: Iterable[TensorRow],
+        memory_at: Callable[[int, int], torch.Tensor] | None = None,
+    ) -> None:  # fmt: skip
         """Make the memory, which takes none before something is written into it.
 
         Args:
@@ -34,6 +37,7 @@ class ShardTensors:
             name: Of the file.
             nbytes: Its size.
             rows: The rows of the table that are in it.
+            memory_at: Offset and size in the file → the bytes there, which are never read then; None: memory is made.
 
         Raises:
             CorruptCheckpoint: Rows overlap, or a shape and its bytes disagree.
@@ -46,7 +50,7 @@ class ShardTensors:
         for row in rows:
             place = (row.offset, row.bytes)
             if row.bytes == 0 or place not in places:
-                places[place] = torch.empty(row.bytes, dtype=torch.uint8, device="cpu")
+                places[place] = (memory_at or _new)(*place)
             self.tensors[shard_key(row.key[1:])] = _shaped(places[place], row, self._where)
         filled = sorted((place, memory) for place, memory in places.items() if place[1])
         self.memory = {memory.data_ptr(): memory for _, memory in filled}
@@ -88,6 +92,10 @@ class ShardTensors:
         self._reader.peek_into(self.name, spans)
 
 
+def _new(offset: int, size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device="cpu")
+
+
 def as_bytes(tensor: torch.Tensor) -> memoryview:
     """The memory of a dense CPU tensor."""
     return memoryview(flat(tensor).numpy().data)
@@ -111,12 +119,12 @@ def _shaped(memory: torch.Tensor, row: TensorRow, where: str) -> torch.Tensor:
     for size in row.shape:
         count *= size
     reach = sum((size - 1) * stride for size, stride in zip(row.shape, row.stride or (), strict=False))
-    if count * dtype.itemsize != row.bytes or (count and reach >= count):
+    if count * dtype.itemsize != row.bytes or (count and (reach >= count or row.offset % dtype.itemsize)):
         raise CorruptCheckpoint(
             "a shape doesn't fit its bytes",
             where=f"{where}: {keypath.show(row.key)}",
             seen=f"{row.dtype} {row.shape} stride {row.stride}",
-            wanted=f"{row.bytes} bytes",
+            wanted=f"{row.bytes} bytes at a multiple of their size",
         )
     elements = memory.view(dtype)
     return elements.view(row.shape) if row.stride is None else elements.as_strided(row.shape, row.stride)
