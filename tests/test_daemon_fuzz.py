@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 import zmq
 
 from ckptd.disk.rootdir import DaemonRecord, Root
-from ckptd.limits import MAX_MESSAGE_BYTES
+from ckptd.errors import CkptdError
+from ckptd.limits import MAX_MESSAGE_BYTES, MIB
 from ckptd.link import wire
 from daemon_parts import BareClient, DaemonProcess, Places, places_in
 
@@ -83,3 +85,60 @@ def test_random_bytes_do_not_keep_a_daemon_from_serving_its_client(places: Place
         client.close()
     finally:
         daemon.kill()
+
+
+def resources(pid: int) -> tuple[int, int]:
+    """(bytes in memory, shared ones left out; descriptors) of a process."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(status["RssAnon"].split()[0]) * 1024, len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def test_a_client_that_floods_the_daemon_is_bounded_and_another_one_saves_beside_it(places: Places) -> None:
+    share = 8 * MIB
+    daemon = DaemonProcess(places, "--max-client-bytes", str(share))
+    try:
+        daemon.ready()
+        modest, greedy = BareClient(places.root), BareClient(places.root, "greedy")
+        for client in (modest, greedy):
+            client.attach()
+            client.reserve(1000)
+        modest.save(1, b"before")
+        modest.wait_for(1, "verified")
+        memory, descriptors = resources(daemon.pid)
+        over = threading.Event()
+        flooding = threading.Thread(target=flood, args=(greedy, over))
+        flooding.start()
+        try:
+            for number in range(2, 7):
+                modest.save(number, bytes([number]) * 1000)
+                modest.wait_for(number, "committed", timeout_s=20)
+                staged = sum(path.stat().st_size for path in places.slots() if greedy.client_id in path.name)
+                assert staged <= share
+        finally:
+            over.set()
+            flooding.join(30)
+        now_memory, now_descriptors = resources(daemon.pid)
+        assert now_memory - memory < 64 * MIB and now_descriptors - descriptors <= 8
+        status = modest.status()
+        assert len(next(run for run in status["runs"] if run["run"] == "greedy")["slots"]) <= 4
+        modest.close()
+        greedy.close()
+    finally:
+        daemon.kill()
+    assert places.checkpoints()[-5:] == [f"step-{number:09d}" for number in range(2, 7)]
+
+
+def flood(client: BareClient, over: threading.Event) -> None:
+    """As fast as the connection takes it, and no answer is read."""
+    mine, number = client.client_id, 0
+    while not over.is_set():
+        number += 1
+        size = (MIB << number % 40) + number
+        for message in (
+            wire.Reserve(id=0, client_id=mine, slot_bytes=size, slots=2),
+            wire.Skipped(id=0, client_id=mine, count=number, steps=[number] * 100),
+            wire.Supersede(id=0, client_id=mine, snapshot=number, step=number),
+            wire.Resolve(id=0, client_id=mine, snapshot=number), wire.Status(id=0), wire.Drain(id=0, run=None),
+        ):  # fmt: skip
+            with contextlib.suppress(CkptdError):
+                client.connection.send(message)

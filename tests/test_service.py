@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptd.disk.rootdir import Root, own_start
-from ckptd.errors import BadRoot, NoDaemon, ProtocolError, RunTaken, SharedMemoryTooSmall
+from ckptd.errors import BadRoot, InvalidArgument, NoDaemon, ProtocolError, RunTaken, SharedMemoryTooSmall
 from ckptd.link import wire
 from ckptd.snapshot.slots import HEADER_BYTES, Slot, SlotState
 from ckptd_daemon.core.clients import Clients
@@ -23,7 +23,7 @@ from ckptd_daemon.core.endpoint import Endpoint
 from ckptd_daemon.core.lookup import Lookup
 from ckptd_daemon.core.pipeline import Pipeline
 from ckptd_daemon.core.room import Room
-from ckptd_daemon.core.service import Service
+from ckptd_daemon.core.service import MAX_WAITING_DRAINS, Service
 from ckptd_daemon.core.sessions import Process, Session
 from ckptd_daemon.core.slotpool import SlotPool
 from ckptd_daemon.core.streams import Streams
@@ -410,3 +410,22 @@ def test_a_regular_file_at_the_sockets_path_is_left_alone(tmp_path: Path) -> Non
     with pytest.raises(BadRoot, match="taken"):
         Endpoint(path)
     assert path.read_text() == "mine"
+
+
+def test_a_connection_has_few_requests_to_drain_at_once_and_others_have_theirs(desk: Desk) -> None:
+    client = new_client_id()
+    desk.attach(client)
+    desk.reserve(client)
+    with desk.commit.held:
+        slot = desk.pool.of(client)[0]
+        generation = fill_slot(slot, descriptor_of(client, 1, b"abc"), b"abc")
+        push = wire.Push(id=3, client_id=client, slot=slot.name, generation=generation, snapshot=1)
+        desk.service.handle(ME, wire.encode(push))
+        for number in range(MAX_WAITING_DRAINS + 1):
+            desk.service.handle(ME, wire.encode(wire.Drain(id=10 + number, run=None)))
+        refused(desk.sent[-1][1], InvalidArgument)
+        desk.service.handle(b"other", wire.encode(wire.Drain(id=99, run=None)))
+        assert desk.clients.pipeline.waiting() == MAX_WAITING_DRAINS + 1
+    desk.settle()
+    answered = [reply.id for _, reply in desk.sent if isinstance(reply, wire.Drained)]
+    assert sorted(answered) == [*range(10, 10 + MAX_WAITING_DRAINS), 99]

@@ -16,7 +16,13 @@ from msgspec import Meta
 
 from ckptd import errors
 from ckptd.errors import CkptdError, ProtocolError
-from ckptd.limits import MAX_DESCRIPTOR_BYTES, MAX_MESSAGE_BYTES, MAX_SKIPPED, MAX_SKIPPED_TOLD
+from ckptd.limits import (
+    MAX_DESCRIPTOR_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_REQUEST_BYTES,
+    MAX_SKIPPED,
+    MAX_SKIPPED_TOLD,
+)
 
 PROTOCOL = 1
 
@@ -293,7 +299,7 @@ def encode(message: Request | StreamRequest | Reply) -> bytes:
 
 def decode_request(data: bytes) -> Request:
     """Raises ProtocolError for anything that isn't a request of this protocol."""
-    request: Request = _decode(_requests, data)
+    request: Request = _decode(_requests, data, MAX_REQUEST_BYTES)
     return request
 
 
@@ -309,11 +315,9 @@ def decode_reply(data: bytes) -> Reply:
     return reply
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
-    if len(data) > MAX_MESSAGE_BYTES:
-        raise ProtocolError(
-            "message too long", seen=f"{len(data)} bytes", wanted=f"at most {MAX_MESSAGE_BYTES}"
-        )
+def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes, most: int = MAX_MESSAGE_BYTES) -> Any:
+    if len(data) > most:
+        raise ProtocolError("message too long", seen=f"{len(data)} bytes", wanted=f"at most {most}")
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -16,7 +16,7 @@ import zmq
 
 from ckptd.disk.durable import is_taken
 from ckptd.errors import BadRoot
-from ckptd.limits import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES
+from ckptd.limits import MAX_FRAME_BYTES, MAX_REQUEST_BYTES
 from ckptd.link import wire
 from ckptd_daemon.core.dropped import Dropped
 from ckptd_daemon.core.loopback import DOMAIN, Keys
@@ -39,7 +39,7 @@ class Endpoint:
         BadRoot: Something is at its path already; it is left alone.
     """
 
-    _most_bytes = MAX_MESSAGE_BYTES
+    _most_bytes = MAX_REQUEST_BYTES
     _most_queued = _QUEUED_MESSAGES
 
     def __init__(self, path: Path) -> None:

@@ -265,14 +265,17 @@ class Pipeline:
 
     # --- waiting ---------------------------------------------------------------------------------
 
-    def when_settled(self, run: str | None, *, verified: bool, reply: Callable[[int], object]) -> None:
+    def when_settled(
+        self, run: str | None, *, verified: bool, reply: Callable[[int], object], owner: bytes = b""
+    ) -> None:
         """Call reply(how many failed) once all snapshots accepted so far are settled."""
         snapshots = [s for book in self._books(run) for s in book.ledger if not s.settled(verified=verified)]
         failing = [s for s in self.unwritten(run) if s not in snapshots]  # put off: as good as failed for now
-        self._waiting.add([*snapshots, *failing], verified=verified, reply=reply)
+        self._waiting.add([*snapshots, *failing], verified=verified, reply=reply, owner=owner)
 
-    def waiting(self) -> int:
-        return len(self._waiting)
+    def waiting(self, owner: bytes | None = None) -> int:
+        """How many requests of this connection wait, or of all."""
+        return self._waiting.count(owner)
 
     def _books(self, run: str | None) -> Iterable[Book]:
         return list(self.books.values()) if run is None else [b for r, b in self.books.items() if r == run]

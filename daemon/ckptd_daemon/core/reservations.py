@@ -153,9 +153,8 @@ class Reservations:
     def _make(self, session: Session, reservation: Reservation, missing: int) -> None:
         reservation.making = True
         client_id, run, owner = session.client_id, session.run, session.owner
-        size = (
-            reservation.slot_bytes
-        )  # as it was held against the budget: a newer request may change it meanwhile
+        # As it was held against the budget: a newer request may change the reservation meanwhile.
+        size = reservation.slot_bytes
         self._being_made[client_id] = missing * page_up(size)
         self._maker.submit(
             lambda: self._pool.make(client_id, run, owner, missing, size),

@@ -21,7 +21,7 @@ from ckptd_daemon.verify.verifier_process import Verifier
 log = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
-_MESSAGES_A_TURN: Final = 256
+_MESSAGES_A_TURN_S: Final = 0.02  #: for so long messages are taken, then what the threads have done is
 _PIECES_A_TURN: Final = 16
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -137,11 +137,11 @@ class Server:
             self._service.clients.bury_dead()
 
     def _receive(self) -> None:
-        for _ in range(_MESSAGES_A_TURN):  # then the others get their turn: nobody may keep the loop busy
-            message = self._endpoint.receive()
-            if message is None:
-                return
+        until = time.monotonic() + _MESSAGES_A_TURN_S
+        while (message := self._endpoint.receive()) is not None:
             self._service.handle(*message)
+            if time.monotonic() >= until:  # the others get their turn: nobody may keep the loop busy
+                return
 
     def _receive_pieces(self) -> None:
         for _ in range(_PIECES_A_TURN):

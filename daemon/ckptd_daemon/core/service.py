@@ -21,8 +21,8 @@ from ckptd_daemon.core.snapshots import Snapshot
 
 log = logging.getLogger(__name__)
 
-#: Requests to drain that may wait at the same time.
-MAX_WAITING_DRAINS: Final = 1_000
+#: Requests to drain of one connection that may wait at the same time: a client has one thing to wait for.
+MAX_WAITING_DRAINS: Final = 8
 MOST_GRACE_S: Final = 7 * 24 * 3600.0
 
 #: Sends to a connection; False when that is gone.
@@ -176,13 +176,14 @@ class Service:
     def _drain(self, identity: bytes, request: wire.Drain) -> None:
         if request.run is not None:
             check_run_name(request.run)
-        if self.pipeline.waiting() >= MAX_WAITING_DRAINS:
+        if self.pipeline.waiting(identity) >= MAX_WAITING_DRAINS:
             raise InvalidArgument(
                 "too many requests to drain", wanted=f"at most {MAX_WAITING_DRAINS} at once"
             )
         self.pipeline.when_settled(
             request.run,
             verified=request.verified,
+            owner=identity,
             reply=lambda failed: self._send(identity, wire.Drained(id=request.id, failed=failed)),
         )
 

@@ -16,10 +16,14 @@ class Waiting:
     snapshots: list[Snapshot]
     verified: bool
     reply: Callable[[int], object]
+    owner: bytes
 
     @property
     def over(self) -> bool:
         return all(snapshot.settled(verified=self.verified) for snapshot in self.snapshots)
+
+    def answer(self) -> None:
+        self.reply(sum(_is_failure(snapshot) for snapshot in self.snapshots))
 
 
 class WaitingList:
@@ -28,19 +32,25 @@ class WaitingList:
     def __init__(self) -> None:
         self._waiting: list[Waiting] = []
 
-    def __len__(self) -> int:
-        return len(self._waiting)
+    def count(self, owner: bytes | None = None) -> int:
+        """How many of this connection wait, or of all."""
+        return sum(owner in (None, waiting.owner) for waiting in self._waiting)
 
-    def add(self, snapshots: list[Snapshot], *, verified: bool, reply: Callable[[int], object]) -> None:
+    def add(
+        self, snapshots: list[Snapshot], *, verified: bool, reply: Callable[[int], object], owner: bytes
+    ) -> None:
         """Call reply(how many failed) once all of them are settled; at once when they are."""
-        self._waiting.append(Waiting(snapshots, verified, reply))
-        self.answer()
+        waiting = Waiting(snapshots, verified, reply, owner)
+        if waiting.over:
+            waiting.answer()
+        else:
+            self._waiting.append(waiting)
 
     def answer(self) -> None:
         """Something may be settled now: answer those whose wait is over."""
         for waiting in [waiting for waiting in self._waiting if waiting.over]:
             self._waiting.remove(waiting)
-            waiting.reply(sum(_is_failure(snapshot) for snapshot in waiting.snapshots))
+            waiting.answer()
 
 
 def _is_failure(snapshot: Snapshot) -> bool:
