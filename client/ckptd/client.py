@@ -129,6 +129,7 @@ class Client:
 
         Raises:
             SharedMemoryTooSmall: /dev/shm can't hold the slots. Nothing was made.
+            OverBudget: They are more than the root's budget allows. Nothing was made.
             UnstorableState: The state can't be stored.
             NoDaemon, TimedOut: No daemon answers within start_timeout_s.
         """
@@ -161,6 +162,8 @@ class Client:
                 taken.
             InvalidArgument: A step or metric that can't be right. Nothing was taken.
             SharedMemoryTooSmall: The state doesn't fit into shared memory. Nothing was taken.
+            OverBudget: Its memory is more than the root's budget allows (ckptd start --max-client-bytes). Nothing
+                was taken.
             CkptdError: What went wrong with an earlier snapshot, with on_error="raise".
             SaveFailed: Nothing was committed for max_unsaved_s. This snapshot was tried all the same.
         """
