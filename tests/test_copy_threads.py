@@ -178,8 +178,8 @@ def test_a_thread_that_comes_late_touches_nothing(threads: CopyThreads, small_pi
 def test_a_forked_child_copies_with_threads_of_its_own(threads: CopyThreads, small_pieces: None) -> None:
     captured = capture({"t": torch.arange(MIB)}, rng=False)
     copy_into(captured, memoryview(bytearray(captured.data_bytes)), threads)
-    with threads._starting:  # as a thread of the parent may hold it
-        child = os.fork()
+    threads._starting.acquire()  # as another thread of the parent may hold it
+    child = os.fork()
     if child == 0:
         code = 3
         signal.alarm(20)
@@ -191,6 +191,7 @@ def test_a_forked_child_copies_with_threads_of_its_own(threads: CopyThreads, sma
             code = 0 if whole and not [t for t in copiers() if t.is_alive()] else 4
         finally:
             os._exit(code)
+    threads._starting.release()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     copy_into(captured, memoryview(bytearray(captured.data_bytes)), threads)
 
