@@ -1,0 +1,58 @@
+"""What a result was measured on: nothing that names the machine, its user or its folders."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from settings import mount_of
+
+
+def describe(work: Path) -> dict[str, str]:
+    """Words for people, by subject."""
+    device, kind, options = mount_of(work)
+    return {
+        "cpu": _from("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}",
+        "memory": f"{_memory_gib():.0f} GiB",
+        "kernel": f"{platform.system()} {platform.release().split('-')[0]}",
+        "file system": f"{kind} ({options})",
+        "disk": _disk(device),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "numpy", "safetensors", "lightning")},
+    }
+
+
+def _from(path: str, key: str) -> str:
+    for line in Path(path).read_text("utf-8").splitlines():
+        if line.startswith(key):
+            return line.partition(":")[2].strip()
+    return ""
+
+
+def _memory_gib() -> float:
+    return int(_from("/proc/meminfo", "MemTotal").split()[0]) / 2**20
+
+
+def _disk(device: str) -> str:
+    """The kind of disk below a device: its driver's letters, and whether it spins."""
+    try:
+        block = Path(f"/sys/dev/block/{device}").resolve(strict=True)
+        queue = next(one / "queue" for one in (block, block.parent) if (one / "queue").is_dir())
+        spins = (queue / "rotational").read_text("utf-8").strip() == "1"
+        cache = (queue / "write_cache").read_text("utf-8").strip()
+        scheduler = (queue / "scheduler").read_text("utf-8").partition("[")[2].partition("]")[0]
+    except (OSError, StopIteration):
+        return "unknown"
+    kind = queue.parent.name.rstrip("0123456789n")
+    spinning = "says it spins" if spins else "says it doesn't spin"
+    return f"{kind}… ({spinning}; cache: {cache}; scheduler: {scheduler})"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
