@@ -12,7 +12,7 @@ from ckptd.disk.commit import commit_plan, commit_snapshot, write_checkpoint_fol
 from ckptd.disk.lineage import Position
 from ckptd.disk.series import read_series
 from ckptd.disk.verification import check
-from ckptd.errors import InvalidArgument, SaveFailed
+from ckptd.errors import InvalidArgument, ProtocolError, SaveFailed
 from ckptd.format.plan import plan_checkpoint
 from ckptd.format.records import read_index
 from ckptd.names import parse_work_folder
@@ -48,6 +48,23 @@ def test_the_files_hold_the_planned_bytes(writer: Writer) -> None:
             for s in file.segments
         )
         assert (done.path / file.path).read_bytes() == wanted
+
+
+def test_what_the_last_look_at_the_bytes_refuses_leaves_nothing_and_comes_after_all_of_them(
+    writer: Writer,
+) -> None:
+    d, seen = sharded(7), list[str]()
+
+    def refuses() -> None:
+        (temp,) = [path for path in writer.run_dir.iterdir() if parse_work_folder(path.name)]
+        seen.extend(sorted(path.name for path in temp.iterdir()))
+        raise ProtocolError("damaged")
+
+    before = names(writer.run_dir)
+    with pytest.raises(ProtocolError, match="damaged"):
+        commit_snapshot(writer.run_dir, d, data_for(7), writer.position(d), check=refuses)
+    assert seen == sorted([*(file.path for file in plan_checkpoint(d).files), "tensors.json"])
+    assert names(writer.run_dir) == before
 
 
 def test_the_same_step_again_is_a_new_folder_and_the_newer_one_wins(writer: Writer) -> None:

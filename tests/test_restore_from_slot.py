@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from ckptd.snapshot.sealed_slot import sealed_slots
 from ckptd.snapshot.slots import Slot, SlotState
 from ckptd_places import places
 from fake_daemon import wait_until
+from live_daemon import ckptd as ckptd_command
 from obstructed_daemon import obstructed_daemon
 from plain_state import bytes_of
 
@@ -93,6 +96,10 @@ def test_the_newest_state_comes_from_its_slot_while_the_disk_stalls_and_the_disk
             assert resumed.path == path and not path.exists()
             assert torch.equal(state["weights"], state_of(2.0)["weights"])
             assert client.latest() is None and client.checkpoints() == []
+            staged = client.status()["runs"][0]["staged"]
+            assert [(one["step"], one["state"], one["proven"]) for one in staged] == [
+                (1, "writing", True), (2, "staged", True),
+            ]  # fmt: skip
             daemon.clear()
             assert client.drain(30) == 0
             again = client.restore(state)
@@ -106,6 +113,16 @@ def test_with_the_daemon_killed_too_the_proof_made_by_it_serves_the_next_one(roo
         wait_until_proven(root, 2)
         daemon.process.kill()
         daemon.process.wait()
+    for command in ("list", "latest"):
+        assert "2" not in ckptd_command(command, "--root", root).stdout
+    shown = ckptd_command("status", "--root", root)
+    assert shown.returncode == 5 and re.search(
+        r"step 1 writing, taken .*s ago, 8.9 KiB; step 2 staged, taken ", shown.stdout
+    )
+    (run,) = json.loads(ckptd_command("status", "--json", "--root", root).stdout)["runs"]
+    assert [(one["step"], one["state"], one["proven"]) for one in run["staged"]] == [
+        (1, "writing", True), (2, "staged", True),
+    ]  # fmt: skip
     with obstructed_daemon(root, first=" ".join(STALLED)) as daemon, client_of(root) as client:
         state = state_of(0.0)
         resumed = client.restore(state)

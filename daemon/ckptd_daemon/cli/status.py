@@ -179,7 +179,7 @@ def _note(shown: dict[str, Any]) -> str:
 
 def _waits(staged: dict[str, Any]) -> str:
     since, step = staged.get("since"), staged.get("step")
-    age = "" if since is None else f" for {units.show_seconds(max(0.0, time.time() - float(since)))}"
+    age = "" if since is None else f", taken {units.show_seconds(max(0.0, time.time() - float(since)))} ago"
     step = "a snapshot" if step is None else f"step {step}"
     return f"{step} {staged.get('state')}{age}, {units.show_bytes(int(staged['bytes']))}"
 
