@@ -27,8 +27,10 @@ from ckptd.limits import MIB
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import decode
 from ckptd.snapshot.slots import Slot, SlotHeader
+from ckptd_daemon.core.upkeep import Upkeep
 from ckptd_daemon.core.worker import Worker
 from ckptd_daemon.series.catalogue import Catalogue
+from ckptd_daemon.series.pruning import MOST_AT_ONCE
 from ckptd_daemon.series.settings_file import Settings
 
 log = logging.getLogger(__name__)
@@ -106,7 +108,8 @@ class Disk:
         self._commit = commit or partial(commit_snapshot, writing=self.writing)
         self._catalogues: dict[str, Catalogue] = {}
         self._problems: dict[str, tuple[str, ...]] = {}
-        self._tidying = False
+        self._upkeep = Upkeep()
+        self._tidying = self._catching_up = False
         self.worker = Worker("ckptd-disk")
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any], None], *, urgent: bool = False) -> int:
@@ -157,21 +160,34 @@ class Disk:
             name=committed.name, step=descriptor.step, nbytes=committed.bytes, seconds=committed.seconds
         )
 
-    def write_index(self, run: str) -> Mapping[str, Any]:
-        """Write the run's index, a cache; returns the run's summary."""
+    def sum_up(self, run: str) -> Mapping[str, Any]:
+        """Something was committed: have the run's index say so, now or when it is due; returns the run's summary."""
+        if self._upkeep.owe(run, retention=False):
+            self.keep_up(run)
+        return self._catalogue(run).summary()
+
+    def judge(self, run: str, report: Report, *, at_once: bool = False) -> Judged:
+        """Act on the verifier's report: mark or quarantine, and only then see what retention may remove.
+
+        at_once: Somebody waits for the room; else that is done when it is due.
+        """
         catalogue = self._catalogue(run)
+        verdict = catalogue.apply_report(report)
+        due = self._upkeep.owe(run, retention=verdict == "verified")
+        removed = self.keep_up(run) if due or at_once else 0
+        return Judged(verdict=verdict, removed=removed, summary=catalogue.summary())
+
+    def keep_up(self, run: str) -> int:
+        """Do for the run what is owed to it: retention, and its index, a cache; returns how many were removed."""
+        catalogue = self._catalogue(run)
+        retention = self._upkeep.begin(run)
+        removed = catalogue.apply_retention(self._settings.policy_for(run)) if retention else []
         try:
             catalogue.write_index()
         except OSError as error:
             log.warning("index.not_written run=%s error=%s", run, error)
-        return catalogue.summary()
-
-    def judge(self, run: str, report: Report) -> Judged:
-        """Act on the verifier's report: mark or quarantine, and only then see what retention may remove."""
-        catalogue = self._catalogue(run)
-        verdict = catalogue.apply_report(report)
-        removed = catalogue.apply_retention(self._settings.policy_for(run)) if verdict == "verified" else []
-        return Judged(verdict=verdict, removed=len(removed), summary=self.write_index(run))
+        self._upkeep.end(run, catalogue.checkpoints, more=len(removed) >= MOST_AT_ONCE)
+        return len(removed)
 
     def find(self, run: str, client_id: str, number: int) -> tuple[str, int, bool] | None:
         """(name, sequence, verified) of the checkpoint that this snapshot became, or None."""
@@ -189,6 +205,19 @@ class Disk:
 
         self._tidying = True
         self.submit(lambda: own_leftovers.remove(self.root.path), tidied)
+
+    def catch_up(self) -> None:
+        """From the loop: have done what was owed to large runs and is due."""
+        if self._catching_up or not (runs := self._upkeep.due()):
+            return
+
+        def caught_up(result: object) -> None:
+            self._catching_up = False
+            if isinstance(result, Exception):
+                log.error("run.not_kept_up error=%s", result)
+
+        self._catching_up = True
+        self.submit(lambda: [self.keep_up(run) for run in runs], caught_up)
 
     # --- inside ----------------------------------------------------------------------------------
 

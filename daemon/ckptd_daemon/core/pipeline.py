@@ -127,6 +127,7 @@ class Pipeline:
         if self._now() >= self._tidy_at:
             self._tidy_at = self._now() + TIDY_EVERY_S
             self._disk.tidy()
+        self._disk.catch_up()
         due = [later for later in self._verify_later if self._now() >= later[0]]
         for later in due:
             self._verify_later.remove(later)
@@ -181,7 +182,7 @@ class Pipeline:
             if older.retry_at is not None and older.sequence < snapshot.sequence:
                 self._give_up(older, Event.REPLACED_BY_NEWER)
         run = snapshot.run
-        self._disk.submit(lambda: self._disk.write_index(run), lambda result: self._summed_up(run, result))
+        self._disk.submit(lambda: self._disk.sum_up(run), lambda result: self._summed_up(run, result))
         self._listener.to_verify(run, snapshot.name)
 
     def _not_committed(self, snapshot: Snapshot, slot: Slot, error: CkptdError) -> None:
@@ -234,8 +235,10 @@ class Pipeline:
 
     def report(self, run: str, report: Report) -> None:
         """Act on what the verifier found."""
+        for_room = any(s.waits_for_room for s in self.unwritten(run))
         self._disk.submit(
-            lambda: self._disk.judge(run, report), lambda result: self._judged(run, report, result)
+            lambda: self._disk.judge(run, report, at_once=for_room),
+            lambda result: self._judged(run, report, result),
         )
 
     def _judged(self, run: str, report: Report, result: Judged | Exception) -> None:

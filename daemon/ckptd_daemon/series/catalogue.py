@@ -91,6 +91,11 @@ class Catalogue:
         """The highest ever seen in this run's folder; slots may hold higher ones."""
         return self._view.series.next_sequence - 1
 
+    @property
+    def checkpoints(self) -> int:
+        """How many there are."""
+        return len(self._view.series.entries)
+
     # --- commits ----------------------------------------------------------------------------------
 
     def position_for(self, descriptor: Descriptor, sequence: int) -> Position:

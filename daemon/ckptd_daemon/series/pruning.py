@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
 from ckptd.errors import CorruptCheckpoint
 from ckptd.format.records import read_index
@@ -16,6 +18,9 @@ from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_daemon.series.retention import Verdict, best_first, decide
 from ckptd_daemon.series.run_view import RunView
 from ckptd_daemon.series.trash import Trash
+
+#: Removed in one go: with thousands to remove commits would wait for minutes.
+MOST_AT_ONCE: Final = 100
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +46,8 @@ def prune(
 ) -> list[Removed]:
     """Remove what the policy doesn't keep; what can't be removed is warned of and stays for the next time.
 
+    At most MOST_AT_ONCE go, the oldest first; the others stay for the next time too.
+
     `before` is called before the first one goes, if any does.
     """
     while pillars := _pillars(view, policy):
@@ -50,7 +57,7 @@ def prune(
         if not _distrust_changed(view, pillars):
             break
     asked = (_removal(view, verdict) for verdict in judged(view, policy) if not verdict.keep)
-    doomed = [removal for removal in asked if removal is not None]
+    doomed = list(islice((removal for removal in asked if removal is not None), MOST_AT_ONCE))
     if doomed:
         before()
     gone = set(trash.throw([(removal.name, removal.sequence) for removal in doomed]))

@@ -1,0 +1,53 @@
+"""When a run's retention and index are due: their cost grows with its checkpoints, and commits wait behind them.
+
+In a run of up to 500 checkpoints after every commit and every verdict. In a larger one at most once in as many
+milliseconds as it has checkpoints, which is a twentieth of the disk thread's time; what is owed meanwhile is done
+then. The index is a cache, and retention only removes: neither is needed sooner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+AT_ONCE_UP_TO: Final = 500
+_PAUSE_S_PER_CHECKPOINT: Final = 0.001
+
+
+class Upkeep:
+    """What is owed to which run. Of the disk's thread; only `due` may be asked from another.
+
+    Args:
+        now: A monotonic clock in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._owed: dict[str, bool] = {}
+        self._not_before: dict[str, float] = {}
+
+    def owe(self, run: str, *, retention: bool) -> bool:
+        """The run's index is old now, and retention may have something to remove. Whether that is due already."""
+        self._owed[run] = self._owed.get(run, False) or retention
+        return self._is_due(run)
+
+    def due(self) -> list[str]:
+        """The runs to which something is owed and due."""
+        return [run for run in tuple(self._owed) if self._is_due(run)]
+
+    def begin(self, run: str) -> bool:
+        """It is done now; whether retention is owed too."""
+        return self._owed.pop(run, False)
+
+    def end(self, run: str, checkpoints: int, *, more: bool) -> None:
+        """It was done, in a run of so many checkpoints; more: retention has left some to remove."""
+        if more:  # in the next job: a commit that waits goes first
+            self._owed[run] = True
+        elif checkpoints > AT_ONCE_UP_TO:
+            self._not_before[run] = self._now() + checkpoints * _PAUSE_S_PER_CHECKPOINT
+            return
+        self._not_before.pop(run, None)
+
+    def _is_due(self, run: str) -> bool:
+        return self._now() >= self._not_before.get(run, 0.0)
