@@ -142,7 +142,18 @@ class Client:
     ) -> Ticket:
         """Take the state as it is now and have it saved; returns as soon as it is copied.
 
-        From then on it survives the death of this process. The state may be changed at once. Gradients that were
+        From then on it survives the death of this process. The state may be changed at once.
+
+        With overlap=True parameters and optimizer state are copied beside the next forward and backward pass; all
+        else is copied before it returns. The next step of any torch optimizer waits for that copy, and so do
+        restore(), load_state_dict() of those modules, the next snapshot(), wait() and close(). Until it has ended the
+        snapshot dies with this process: its ticket says "copying". A loop that changes parameters in another way
+        meanwhile (by hand, to swap averaged weights in, by SAM's first step; moves them to shared memory; captures a
+        CUDA graph) calls ticket.wait("staged") before it does. Steps inside torch.compile or a CUDA graph can't be
+        made to wait: once one was compiled or captured, snapshots are copied before they return, with a
+        CheckpointWarning; what a graph from before this client replays isn't seen.
+
+        Gradients that were
         accumulated since the last optimizer step are in it only when the state has a ckptd.Gradients; that they
         are left out is a CheckpointWarning, once per client.
 

@@ -114,6 +114,11 @@ class DaemonWriter:
                 generation = fill(slot, self._link.owner, ticket.snapshot, payload)
                 self._link.stage(Staged(ticket, slot, generation))
 
+    def memories(self) -> list[memoryview]:
+        """The memory snapshots are copied to, as far as it is reserved."""
+        with self.lock:
+            return self._link.stages.memories()
+
     def finish_copy(self) -> None:
         """Return when nothing is copied beside the training any more: the state may be changed."""
         self._beside.finish()

@@ -149,6 +149,10 @@ class InlineWriter:
         sequence = max(series.next_sequence, self._next_sequence)
         return position_after(series, descriptor, sequence, run_id=self.run_id)
 
+    def memories(self) -> list[memoryview]:
+        """None that is worth arranging for: it is copied to and written in one go."""
+        return []
+
     def finish_copy(self) -> None:
         """Nothing is copied beside the training."""
 

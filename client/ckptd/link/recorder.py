@@ -24,6 +24,7 @@ from ckptd.tensors.capture import Captured, capture
 from ckptd.tensors.copy_threads import CopyThreads
 from ckptd.tensors.foreseeing import foresee
 from ckptd.tensors.overlap import Overlap
+from ckptd.tensors.pinned_memory import pin_reserved
 from ckptd.tensors.state_copy import copy_at_once
 from ckptd.versions import versions
 from ckptd.warning import warn
@@ -68,6 +69,7 @@ class Recorder:
             self._writer.reserve(size)
         except SharedMemoryTooSmall as error:
             raise _with_ways_out(error) from error
+        pin_reserved(self._writer.memories())
         self._reserved = True
 
     def take(self, step: int, state: Mapping[Any, Any], metrics: dict[str, float]) -> Ticket:

@@ -59,6 +59,10 @@ class Stages:
                 self.streaming.instead_of_slots(error)
         self.streaming.slots.reserve(size)
 
+    def memories(self) -> list[memoryview]:
+        """What is reserved now."""
+        return [slot.data for slot in (*self._slots, *self.streaming.slots)]
+
     def find_free(self, size: int) -> Slot | None:
         """A free one of at least `size` bytes."""
         return self.streaming.slots.find_free(size) if self.streaming.on else self._slots.find_free(size)

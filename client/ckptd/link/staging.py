@@ -91,6 +91,9 @@ class SlotSet:
     def __len__(self) -> int:
         return len(self._slots)
 
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(list(self._slots.values()))
+
     def __contains__(self, slot: Slot) -> bool:
         return self._slots.get(slot.name) is slot
 

@@ -7,18 +7,26 @@ import contextlib
 import ctypes
 import logging
 import weakref
+from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
 
 from ckptd.snapshot.mapped_memory import MappedMemory
 
-__all__ = ["pin"]
+__all__ = ["pin", "pin_reserved"]
 
 log = logging.getLogger(__name__)
 
 _DONE: Final = 0  # cudaSuccess
 _refused: Final[weakref.WeakSet[MappedMemory]] = weakref.WeakSet()
+
+
+def pin_reserved(memories: Iterable[memoryview]) -> None:
+    """Pin what is reserved where the trainer uses CUDA: it takes long, and the first snapshot shouldn't."""
+    if _uses_cuda():
+        for memory in memories:
+            pin(memory)
 
 
 def pin(memory: memoryview, *, runtime: Any = None) -> bool:
@@ -53,9 +61,13 @@ def pin(memory: memoryview, *, runtime: Any = None) -> bool:
 
 def _clear_error() -> None:
     """CUDA keeps the refusal, and torch would raise it from the trainer's next kernel: a small one takes it."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if _uses_cuda():
         with contextlib.suppress(RuntimeError):
             torch.empty(1, device="cuda").fill_(0)
+
+
+def _uses_cuda() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _unpin(runtime: Any, address: int) -> None:

@@ -41,7 +41,7 @@ class StepGate:
 
     def __init__(self) -> None:
         self.deaf = ""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may come here too
         self._users = 0
         self._hook: RemovableHandle | None = None
         self._held: tuple[Held, ...] = ()
@@ -98,7 +98,7 @@ class StepGate:
 
     def forget(self) -> None:
         """In a forked child: the copies are the parent's, and so are the threads that would end them."""
-        self._lock, self._held = threading.Lock(), ()
+        self._lock, self._held = threading.RLock(), ()
 
     def _unwatch(self) -> None:
         watched, self._watched = self._watched, []
