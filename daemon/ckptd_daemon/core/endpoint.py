@@ -25,6 +25,7 @@ __all__ = ["Endpoint", "StreamEndpoint", "last_words"]
 
 _QUEUED_MESSAGES: Final = 1_000
 _QUEUED_PIECES: Final = 4  #: per connection; more than was granted is refused anyway
+_ENCRYPTION_BYTES: Final = 1024  # what CurveZMQ adds to a piece; more would cut the connection
 _HANDSHAKE_MS: Final = 5_000  # who connects and says nothing is cut off
 _LAST_WORDS_MS: Final = 1_000
 
@@ -90,8 +91,7 @@ class Endpoint:
             raise BadRoot(
                 "can't listen there", where=address, seen=str(error), todo="take another port"
             ) from error
-        finally:  # options hold for what is bound after them, which is local
-            self.socket.setsockopt(zmq.ZAP_DOMAIN, b"")
+        finally:  # options hold for what is bound after them, which is local: the doorkeeper lets all of that in
             self.socket.setsockopt(zmq.CURVE_SERVER, 0)
         return self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
@@ -136,7 +136,7 @@ class Endpoint:
 class StreamEndpoint(Endpoint):
     """The same for streams: its messages are larger, and fewer wait."""
 
-    _most_bytes = MAX_FRAME_BYTES
+    _most_bytes = MAX_FRAME_BYTES + _ENCRYPTION_BYTES
     _most_queued = _QUEUED_PIECES
 
     def receive_piece(self) -> tuple[bytes, bytes, memoryview | None] | None:
