@@ -198,6 +198,35 @@ def test_policy_flags_are_written_and_hold_for_later_starts(root: Path) -> None:
     assert tomllib.loads((root / ".ckptd" / "ckptd.toml").read_text()) == settings
 
 
+def test_the_budget_is_written_shown_and_holds_until_it_is_taken_back(root: Path) -> None:
+    settings = root / ".ckptd" / "ckptd.toml"
+    with detached(root, "--max-staged-bytes", "1GB", "--max-client-bytes", "64MiB"):
+        client = save(root, 1, close=False)
+        data = json.loads(ckptd("status", "--json", "--root", root).stdout)
+        memory, slots = data["memory"], data["runs"][0]["slots"]
+        assert (memory["max_staged_bytes"], memory["max_client_bytes"]) == (10**9, 64 * 2**20)
+        assert memory["staged_bytes"] == sum(slot["bytes"] for slot in slots) > 0
+        lines = {line.split("\t")[0]: line for line in ckptd("status", "--root", root).stdout.splitlines()}
+        assert "staged (at most 953.7 MiB, 64.0 MiB a client)\t" in lines["memory"]
+        assert re.search(r" free: .*\tdefault: 2 slots of \d+\.\d [KM]iB$", lines["memory"])
+        with pytest.raises(
+            library.OverBudget, match=r"max_client_bytes: .*: 2 slots of .* MiB for run default"
+        ):
+            client.reserve({"model": {"w": torch.empty(2**24)}})
+        assert client.snapshot(2, {"model": {"w": torch.ones(3)}}).wait(timeout_s=60).committed
+        client.close()
+        log = (root / ".ckptd" / "daemon.log").read_text()
+        assert re.search(r"slots\.making run=default what='2 slots of .*' bytes=\d+ where=/", log)
+    staging = {"max_staged_bytes": 10**9, "max_client_bytes": 64 * 2**20}
+    assert tomllib.loads(settings.read_text())["staging"] == staging
+    with detached(root, "--max-client-bytes", "0"):
+        ckptd("stop", "--root", root)
+    after = tomllib.loads(settings.read_text())
+    assert after["staging"] == {"max_staged_bytes": 10**9} and after["policy"]["keep_last"] == 5
+    refused = ckptd("start", "--root", root, "--max-staged-bytes", "much")
+    assert refused.returncode == 2 and "--max-staged-bytes" in refused.stderr
+
+
 def test_a_flag_beats_the_environment_which_beats_the_settings(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

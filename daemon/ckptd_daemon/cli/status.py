@@ -12,11 +12,12 @@ from ckptd.disk.rootdir import Root
 from ckptd.errors import CkptdError, NoDaemon
 from ckptd.link import wire
 from ckptd.link.connection import connect
+from ckptd.snapshot.sizes import show_slots
 from ckptd_daemon.cli import arguments, output, units
 from ckptd_daemon.cli.output import Cell
 
 _ANSWER_S: Final = 5.0
-_HEADERS: Final = ("RUN", "CLIENT", "SLOTS", "QUEUE", "COMMITTED", "VERIFIED", "FAILED", "NOTE")
+_HEADERS: Final = ("RUN", "CLIENT", "QUEUE", "COMMITTED", "VERIFIED", "FAILED", "NOTE")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         output.emit(
             _daemon_line(data.get("daemon"))
             + _slots_line(data.get("daemon"))
-            + _memory_line(data.get("memory"))
+            + _memory_line(data.get("memory"), data["runs"])
             + _verifier_line(data.get("verifier"))
             + _writing_line(data.get("writing"))
         )
@@ -102,8 +103,8 @@ def _slots_line(daemon: dict[str, Any] | None) -> str:
     return _line("slots", facts) if facts else ""
 
 
-def _memory_line(memory: dict[str, Any] | None) -> str:
-    """What snapshots have of it, what they may have at most, and the tightest bound on more."""
+def _memory_line(memory: dict[str, Any] | None, runs: Sequence[dict[str, Any]]) -> str:
+    """What snapshots have of it, what they may have at most, the tightest bound on more, and each run's slots."""
     if not memory:
         return ""
     bounds = [(memory.get("max_staged_bytes"), "at most {}"), (memory.get("max_client_bytes"), "{} a client")]
@@ -112,6 +113,9 @@ def _memory_line(memory: dict[str, Any] | None) -> str:
     if free := memory.get("free"):
         least = min(free, key=lambda room: int(room["bytes"]))
         facts.append(f"{units.show_bytes(int(least['bytes']))} free: {least['where']}")
+    for run in runs:
+        if slots := run.get("slots"):
+            facts.append(f"{run['run']}: {show_slots(len(slots), max(int(slot['bytes']) for slot in slots))}")
     return _line("memory", facts)
 
 
@@ -142,7 +146,6 @@ def _row(shown: dict[str, Any]) -> list[Cell]:
     return [
         Cell(str(shown["run"])),
         Cell("-" if not client else _client(client)),
-        Cell(_slots(shown.get("slots", ()))),
         Cell(str(len(shown.get("queue", ())))),
         Cell(_newest(shown, "last_committed")),
         Cell(_newest(shown, "last_verified")),
@@ -155,11 +158,6 @@ def _client(client: dict[str, Any]) -> str:
     """Its process, and that it streams: then nothing of a snapshot outlives it that isn't streamed yet."""
     streams = " (stream)" if client.get("transport") == "stream" else ""
     return f"pid {client.get('pid')}{streams}"
-
-
-def _slots(slots: Sequence[dict[str, Any]]) -> str:
-    """How many, and how large the largest is."""
-    return f"{len(slots)} × {units.show_bytes(max(int(slot['bytes']) for slot in slots))}" if slots else "-"
 
 
 def _note(shown: dict[str, Any]) -> str:
