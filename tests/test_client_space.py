@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,14 +47,32 @@ def state_of(value: float, mib: int) -> dict[str, Any]:
     return {"weights": torch.full((mib * MIB // 4,), value)}
 
 
-def test_a_64_mb_shm_and_a_200_mb_state_is_a_clear_error_before_copying(
+def test_a_64_mb_shm_and_a_200_mb_state_is_streamed_byte_for_byte_and_says_why(
+    places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shm = tmp_path / "shm"
+    with small_filesystem(shm, 64 * MIB):
+        monkeypatch.setenv("CKPTD_SHM_DIR", str(shm))
+        state = {"weights": torch.randint(-(2**31), 2**31, (50 * MIB,), dtype=torch.int32)}
+        with ckptd.Client(places) as client:
+            client.reserve(state)
+            client.snapshot(1, state).wait(timeout_s=100)
+            assert list(shm.rglob("slot-*")) == []
+            assert client.status()["runs"][0]["client"]["transport"] == "stream"
+        assert torch.equal(ckptd.load(places / "default" / "step-000000001")["weights"], state["weights"])
+        (said,) = [one.getMessage() for one in caplog.records if "transport.stream" in one.getMessage()]
+        assert str(shm) in said and "--shm-size" in said
+        end_daemon(places)
+
+
+def test_where_streaming_is_not_wanted_it_is_a_clear_error_before_copying(
     places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shm = tmp_path / "shm"
     with small_filesystem(shm, 64 * MIB):
         monkeypatch.setenv("CKPTD_SHM_DIR", str(shm))
         state = state_of(1.0, 200)
-        with ckptd.Client(places) as client:
+        with ckptd.Client(places, transport="shm") as client:
             with pytest.raises(SharedMemoryTooSmall, match=r'--shm-size.*slots=1.*daemon="off"'):
                 client.snapshot(1, state)
             with pytest.raises(SharedMemoryTooSmall):
@@ -63,6 +83,32 @@ def test_a_64_mb_shm_and_a_200_mb_state_is_a_clear_error_before_copying(
         with ckptd.Client(places, slots=1, daemon="auto") as client:
             assert client.snapshot(3, state_of(3.0, 40)).wait(timeout_s=30).committed
         end_daemon(places)
+
+
+def test_in_another_mount_namespace_it_streams_and_the_daemon_keeps_no_slots(
+    places: Path, tmp_path: Path
+) -> None:
+    shm = os.environ["CKPTD_SHM_DIR"]
+    with ckptd.Client(places, run="other"):  # the daemon starts in this namespace
+        script = tmp_path / "train.py"
+        script.write_text(
+            "import logging, sys, torch, ckptd\n"
+            "logging.basicConfig(level=logging.WARNING)\n"
+            "client = ckptd.Client(sys.argv[1])\n"
+            "ticket = client.snapshot(1, {'weights': torch.arange(5_000_000)})\n"
+            "print(client.status()['runs'][0]['slots'])\n"  # and it ends without close()
+        )
+        run = f"mount -t tmpfs tmpfs {shm} && exec {sys.executable} {script} {places}"
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", run], capture_output=True, text=True, check=False, timeout=100
+        )
+        if "unshare" in done.stderr or "mount:" in done.stderr:
+            pytest.skip(f"no mount namespace: {done.stderr.strip()}")
+        assert done.returncode == 0, done.stderr
+        assert "can't be opened here" in done.stderr and "slot-" not in done.stdout
+    loaded = ckptd.load(places / "default" / "step-000000001")
+    assert torch.equal(loaded["weights"], torch.arange(5_000_000))
+    assert list(Path(shm).rglob("slot-*")) == []
 
 
 def test_slots_that_grow_get_the_memory_of_those_they_replace(
