@@ -142,6 +142,29 @@ def test_each_of_many_snapshots_holds_the_state_of_its_call(
     assert {thread for thread in held.by if thread != "MainThread"} == {"ckptd-overlap"}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shm", "stream"])
+def test_checkpoints_hold_the_state_of_their_call_by_either_way_to_the_daemon(
+    root: Root, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    held = HeldCopies(monkeypatch, patience_s=0.01)
+    loop = Loop(OPTIMIZERS["AdamW fused"])
+    watch = watch_steps(held)
+    wanted = []
+    with client_of(
+        root, daemon="auto", transport=transport, start_timeout_s=30.0, close_timeout_s=30.0
+    ) as client:
+        for step in range(4):
+            wanted.append({name: value.clone() for name, value in loop.model.state_dict().items()})
+            held.may.clear()
+            client.snapshot(step, loop.state)
+            loop.step()
+    watch.remove()
+    for step, model in enumerate(wanted):
+        stored = ckptd.load(root.run_dir("default") / f"step-{step:09d}")["model"]
+        assert all(torch.equal(stored[name], value) for name, value in model.items())
+
+
 def test_snapshot_returns_before_the_copy_and_the_next_step_waits_for_it(
     root: Root, fake: FakeDaemon, held: HeldCopies
 ) -> None:
@@ -480,7 +503,6 @@ assert client.snapshot(7, state).state == "copying"
 """
 ENDINGS = {
     "falls off the end": HELD + "threading.Timer(0.1, go.set).start()",
-    "sys.exit(3)": HELD + "threading.Timer(0.1, go.set).start(); sys.exit(3)",
     "raises": HELD + "threading.Timer(0.1, go.set).start(); raise RuntimeError",
 }
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ckptd.tensors import step_gate
+from ckptd.tensors import accumulation, step_gate
 from ckptd.tensors.capture import capture
 from ckptd.tensors.copy_threads import CopyThreads
 from ckptd.tensors.overlap import Overlap
@@ -35,6 +35,7 @@ class Noted:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[StepGate]:
     """The process's gate, in use, and open to all again afterwards."""
     monkeypatch.setattr(step_gate.gate, "deaf", "")
+    monkeypatch.setattr(accumulation._watch, "blind", False)  # compiled steps make it so, for good
     step_gate.gate.enter()
     yield step_gate.gate
     step_gate.gate.leave()
