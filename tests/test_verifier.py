@@ -15,6 +15,7 @@ import pytest
 from ckptd.disk.lock import RootLock
 from ckptd.disk.verification import Report, check
 from ckptd.names import work_folder
+from ckptd_daemon.verify import verifier
 from ckptd_daemon.verify.verifier_lines import Line, Request, Verdict, WatchState, from_line, to_line
 from ckptd_daemon.verify.verifier_process import Verifier
 from made_series import Made, flip_byte
@@ -223,12 +224,29 @@ def test_it_has_low_priority_no_lock_no_torch_and_no_descriptor_of_its_parents(m
             assert "numpy" not in maps
             fields = (proc / "stat").read_text().rpartition(")")[2].split()
             assert int(fields[16]) == 19  # nice
-            group = proc / "autogroup"  # where sessions share CPUs first, nice alone is nothing
-            if group.exists() and (said := group.read_text().split()):
-                assert said[-1] == "15"
             assert os.getsid(started.child) != os.getsid(0)
         finally:
             started.verifier.stop()
+
+
+def test_its_session_steps_back_while_it_reads_a_large_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where sessions share CPUs first, the nice of a process alone in its own is nothing."""
+    told: list[bool] = []
+    monkeypatch.setattr(verifier, "step_back_session", told.append)
+    with (tmp_path / "small").open("wb") as file:
+        file.truncate(2**20)
+    with verifier._stepping_back(tmp_path):
+        assert told == []
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(2**30)
+    with pytest.raises(OSError, match="broken"), verifier._stepping_back(tmp_path):
+        assert told == [True]
+        raise OSError("broken")
+    assert told == [True, False]
+    with verifier._stepping_back(tmp_path / "gone"):
+        assert len(told) == 2
 
 
 @pytest.mark.parametrize(

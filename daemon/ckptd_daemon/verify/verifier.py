@@ -25,12 +25,14 @@ from ckptd.disk.rootdir import Root
 from ckptd.disk.series import read_series
 from ckptd.disk.verification import check, stat_signature
 from ckptd.errors import CkptdError, InvalidArgument, ProtocolError
+from ckptd.limits import MIB
 from ckptd.names import check_run_name, parse_step_folder
 from ckptd_daemon.verify.backlog import Backlog, Job
 from ckptd_daemon.verify.verifier_lines import Line, LogLine, Request, Verdict, WatchState, from_line, to_line
 from ckptd_daemon.verify.watch import Watch
 
 _PR_SET_PDEATHSIG: Final = 1
+_LARGE_BYTES: Final = 128 * MIB
 _RETRY_EVENTS_S: Final = 60.0  #: how long it polls before it tries events again
 _LISTING_SHARE: Final = 20.0  #: listing everything takes at most 1/20 of the time, however many there are
 
@@ -172,7 +174,8 @@ class VerifierLoop:
             if not self._backlog.needs_check(job, stat_signature(path), time.monotonic()):
                 return
         try:
-            report = check(path, uncached=True)
+            with _stepping_back(path):
+                report = check(path, uncached=True)
         except OSError as error:  # not a fault of the checkpoint: no descriptors, no memory, no permission
             self._complain(f"verifier.check_failed run={job.run} name={job.name} {error}")
             report = None
@@ -235,6 +238,26 @@ def _folders(path: Path) -> list[str]:
         return [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
 
 
+@contextlib.contextmanager
+def _stepping_back(path: Path) -> Iterator[None]:
+    """While a large checkpoint is read; a small one is read before it would be noticed."""
+    if _bytes_in(path) < _LARGE_BYTES:
+        yield
+        return
+    step_back_session(True)
+    try:
+        yield
+    finally:
+        step_back_session(False)
+
+
+def _bytes_in(path: Path) -> int:
+    try:
+        return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
+    except OSError:
+        return 0
+
+
 def _read_requests(loop: VerifierLoop) -> None:
     for data in sys.stdin.buffer:
         with contextlib.suppress(ProtocolError):
@@ -247,7 +270,6 @@ def _read_requests(loop: VerifierLoop) -> None:
 def _live_as_child(parent: int) -> None:
     """Low priority, and no life after the parent's."""
     os.nice(LOWEST)  # the priority of its I/O follows from it
-    step_back_session(True)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         os._exit(0)
