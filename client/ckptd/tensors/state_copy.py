@@ -37,7 +37,7 @@ def copy_at_once(captured: Captured, memory: memoryview, threads: CopyThreads | 
     Raises:
         InvalidArgument: The memory is too small or read-only. Nothing was copied.
     """
-    if not any(source.is_cuda for source in captured.sources):
+    if not any(map(has_side_stream, captured.sources)):
         copy_tensors(captured.tensors, captured.sources, memory, threads)
         return
     host, devices = _by_device(captured, None)
