@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 
@@ -13,9 +14,12 @@ from ckptd.link.session import Session
 from ckptd.link.staging import SlotSet, Staged
 from ckptd.link.streaming import Streaming
 from ckptd.link.wire import Reserved
+from ckptd.snapshot.sizes import show_slots
 from ckptd.snapshot.slots import Slot
 
 __all__ = ["Stages"]
+
+log = logging.getLogger(__name__)
 
 
 class Stages:
@@ -115,6 +119,7 @@ class Stages:
         request = wire.Reserve(
             id=0, client_id=self._client_id, slot_bytes=self._slot_bytes, slots=self._count
         )
+        log.info("slots.wanted what=%r where=%s", show_slots(self._count, self._slot_bytes), slot_dir)
         try:
             infos = self._session.ask(request, Reserved, timeout_s).slots
         except BaseException:
