@@ -14,6 +14,8 @@ from ckptd.format.sharding import shard_key
 from ckptd.format.table_rows import TensorRow
 from ckptd.limits import MAX_TABLE_BYTES
 from ckptd.snapshot import keypath
+from ckptd.tensors.flat import as_bytes
+from ckptd.tensors.through_host import ThroughHost
 from ckptd.tensors.torch_support import DTYPE_BY_NAME
 
 
@@ -71,11 +73,20 @@ class ShardTensors:
         Raises:
             CorruptCheckpoint, ReadFailed: What was written anywhere must not be used.
         """
-        head = bytearray(self._head_bytes)
+        head, hosts = bytearray(self._head_bytes), dict[torch.device, ThroughHost]()
         spans = [Span(0, memoryview(head))] if head else []
         for offset, (address, memory) in zip(self._offsets, self.memory.items(), strict=True):
-            spans.append(Span(offset, as_bytes((live or {}).get(address, memory))))
-        self._reader.read_into(self.name, spans)
+            into = (live or {}).get(address, memory)
+            if into.device.type == "cpu":
+                spans.append(Span(offset, as_bytes(into)))
+            else:
+                host = hosts.setdefault(into.device, ThroughHost(into.device))
+                spans += host.spans(offset, into)
+        try:
+            self._reader.read_into(self.name, spans)
+        finally:
+            for host in hosts.values():
+                host.finish()
         check_head(head, self._where)
 
     def prove(self) -> None:
@@ -94,16 +105,6 @@ class ShardTensors:
 
 def _new(offset: int, size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device="cpu")
-
-
-def as_bytes(tensor: torch.Tensor) -> memoryview:
-    """The memory of a dense CPU tensor."""
-    return memoryview(flat(tensor).numpy().data)
-
-
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor's bytes in the order of its memory, without a copy."""
-    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _shaped(memory: torch.Tensor, row: TensorRow, where: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from ckptd.tensors.tied_values import Target, is_one_tensor, overlapping
 from ckptd.tensors.unread import Unread, address_of
 
 _KINDS = (torch.Tensor, torch.nn.Parameter)
-_DEVICES = frozenset({"cpu"})
+_DEVICES = frozenset({"cpu", "cuda"})
 
 
 def straight(targets: Collection[Target], uses: Counter[int], unread: Unread) -> dict[int, list[Target]]:

@@ -15,7 +15,8 @@ from ckptd.format.strict_json import compact
 from ckptd.format.table_rows import TensorRow
 from ckptd.names import META_FILE
 from ckptd.snapshot import keypath
-from ckptd.tensors.shard_tensors import ShardTensors, flat
+from ckptd.tensors.flat import flat
+from ckptd.tensors.shard_tensors import ShardTensors
 from ckptd.tensors.unread import Unread
 
 _Met: TypeAlias = tuple[TensorRow, torch.Tensor]
