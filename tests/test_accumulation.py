@@ -688,6 +688,20 @@ def test_what_is_thawed_after_steps_without_any_gradient_gives_no_alarm_of_a_ste
     assert accumulated_in({"optimizer": optimizer}) is None
 
 
+def test_gradients_that_the_state_has_are_not_read_at_each_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    backward(model)
+    optimizer.step()
+    backward(model)
+    read: list[torch.Tensor] = []
+    kept = accumulation._values
+    monkeypatch.setattr(accumulation, "_values", lambda grad: read.append(grad) or kept(grad))
+    state = {"model": model, "optimizer": optimizer, "gradients": ckptd.Gradients(model)}
+    assert accumulated_in(state) is None and read == []
+    assert accumulated_in({"optimizer": optimizer}) == "state['optimizer']" and read
+
+
 COMPILED = """
 import torch
 import ckptd.tensors.accumulation as accumulation

@@ -31,6 +31,7 @@ from torch.utils.weak import TensorWeakRef
 from ckptd.limits import MAX_TREE_DEPTH
 from ckptd.snapshot import keypath
 from ckptd.snapshot.keypath import Path
+from ckptd.snapshot.values import SCALARS
 from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.gradients import Gradients
 from ckptd.tensors.optim import held_optimizer
@@ -210,19 +211,17 @@ def accumulated_in(state: Mapping[Any, Any]) -> str | None:
     optimizers = [(path, each) for path, each in found if isinstance(each, torch.optim.Optimizer)]
     optimizers += [(path, held) for path, each in found if (held := _held(each)) is not None]
     notes = [list(_watch.noted(_parameters(optimizer))) for _, optimizer in optimizers]
-    stored: set[int] | None = None
+    parts = [part for _, part in found if isinstance(part, Gradients)]
+    # What the state has isn't looked at: to read every gradient would cost more than to copy it.
+    stored = {id(each) for part in parts for each in part.parameters().values()}
     for (path, optimizer), own in zip(optimizers, notes, strict=True):
         if any(notes):
-            grown = _grown(own)
-        else:
-            grown = iter(()) if _watch.found_nothing(optimizer) else _with_gradient(optimizer)
-        first = next(grown, None)
-        if first is None or _step_was_left_out(optimizer):
+            grown = _grown(one for one in own if id(one[0]) not in stored)
+        elif _watch.found_nothing(optimizer):
             continue
-        if stored is None:
-            parts = [part for _, part in found if isinstance(part, Gradients)]
-            stored = {id(each) for part in parts for each in part.parameters().values()}
-        if any(id(each) not in stored for each in (first, *grown)):
+        else:
+            grown = _with_gradient(each for each in _parameters(optimizer) if id(each) not in stored)
+        if next(grown, None) is not None and not _step_was_left_out(optimizer):
             return keypath.show(path)
     return None
 
@@ -243,8 +242,8 @@ def _grown(noted: Iterable[tuple[torch.Tensor, _Note]]) -> Iterator[torch.Tensor
             yield parameter
 
 
-def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    for parameter in _parameters(optimizer):
+def _with_gradient(parameters: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    for parameter in parameters:
         grad = _grad_of(parameter)
         if grad is not None and _is_something(grad):
             yield parameter
@@ -293,7 +292,8 @@ def _objects(value: Any, path: Path, depth: int) -> Iterator[tuple[Path, Any]]:
         inner = fields_of(value) or value
         if isinstance(inner, (Mapping, list, tuple)) and len(inner) <= _LONGEST_SEARCHED:
             for key, item in inner.items() if isinstance(inner, Mapping) else enumerate(inner):
-                yield from _objects(item, (*path, key), depth + 1)
+                if type(item) not in SCALARS and type(item) not in _PLAIN:
+                    yield from _objects(item, (*path, key), depth + 1)
 
 
 _watch = _Watch()
