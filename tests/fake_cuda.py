@@ -26,6 +26,10 @@ class FakeCuda:
     def Stream(self, device: torch.device) -> FakeStream:
         return FakeStream(self, "side")
 
+    def Event(self, *, blocking: bool) -> FakeEvent:
+        assert blocking
+        return FakeEvent()
+
     def current_stream(self, device: torch.device) -> FakeStream:
         return self.current
 
@@ -46,14 +50,16 @@ class FakeStream:
 
     def wait_stream(self, other: FakeStream) -> None:
         self.cuda.log.append(f"{self.name} waits for {other.name}")
-        self.work.append(FakeEvent(other, len(other.work)).run)
+        self.work.append(other.record_event().run)
 
     def wait_event(self, event: FakeEvent) -> None:
         self.cuda.log.append(f"{self.name} waits for an event of {event.stream.name}")
         self.work.append(event.run)
 
-    def record_event(self) -> FakeEvent:
-        return FakeEvent(self, len(self.work))
+    def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
+        event = event or FakeEvent()
+        event.stream, event.at = self, len(self.work)
+        return event
 
     def run(self, until: int | None = None) -> None:
         while self._done < (len(self.work) if until is None else until):
@@ -65,11 +71,11 @@ class FakeStream:
 class FakeEvent:
     """Comes once all that was on the stream before it is done."""
 
-    def __init__(self, stream: FakeStream, at: int) -> None:
-        self.stream, self._at = stream, at
+    stream: FakeStream
+    at: int
 
     def run(self) -> None:
-        self.stream.run(self._at)
+        self.stream.run(self.at)
 
     def synchronize(self) -> None:
         self.stream.cuda.log.append(f"the host waits for {self.stream.name}")

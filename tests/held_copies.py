@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ckptd.snapshot.descriptor import Descriptor, TensorSpec
-from ckptd.tensors import background_copy, copying
+from ckptd.tensors import background_copy, copying, overlap
 from ckptd.tensors.capture import capture
 from ckptd.tensors.state_copy import copy_at_once
 
@@ -31,6 +31,7 @@ class HeldCopies:
         self.by: list[str] = []
         monkeypatch.setattr(background_copy, "copy_tensors", self._copy)
         monkeypatch.setattr(background_copy, "BATCH_BYTES", 1024)
+        monkeypatch.setattr(overlap, "AT_ONCE_BYTES", 0)
 
     def _copy(self, rows: Sequence[TensorSpec], sources: Sequence[torch.Tensor], *where: Any) -> None:
         self.by.append(threading.current_thread().name)

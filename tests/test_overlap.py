@@ -22,6 +22,7 @@ from ckptd.disk.rootdir import Root
 from ckptd.errors import CheckpointWarning, InvalidArgument, SaveFailed, TimedOut
 from ckptd.link import wire
 from ckptd.snapshot.slots import SlotState
+from ckptd.tensors import overlap
 from ckptd.tensors.step_gate import gate
 from ckptd_places import places
 from fake_daemon import FakeDaemon, wait_until
@@ -449,6 +450,16 @@ def test_without_an_optimizer_all_is_copied_before_snapshot_returns(
     assert held.by == []
 
 
+def test_what_is_copied_in_less_than_a_thread_takes_to_start_is_copied_at_once(
+    root: Root, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldCopies(monkeypatch, patience_s=0.05)
+    monkeypatch.setattr(overlap, "AT_ONCE_BYTES", 1 << 20)
+    with client_of(root) as client:
+        client.snapshot(1, Loop(OPTIMIZERS["SGD"]).state).wait(timeout_s=10)
+    assert held.by == []
+
+
 def test_an_optimizer_whose_step_runs_no_hook_is_copied_at_once_and_named(
     root: Root, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -487,7 +498,7 @@ def test_clients_of_one_process_share_the_hook(root: Root, fake: FakeDaemon) -> 
 SCRIPT = """
 import os, signal, sys, torch, ckptd
 from ckptd.tensors import background_copy, copying
-model = torch.nn.Linear(500, 500)
+model = torch.nn.Linear(600, 600)
 torch.nn.init.constant_(model.weight, 5)
 state = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
 client = ckptd.Client(sys.argv[1], overlap=True, close_timeout_s=30)
@@ -522,7 +533,7 @@ def test_however_the_script_ends_a_snapshot_that_is_still_copied_becomes_durable
     done = run(root, ENDINGS[ending])
     assert "ckptd:" not in done.stderr, done.stderr
     path = root.run_dir("default") / "step-000000007"
-    assert torch.equal(ckptd.load(path)["model"]["weight"], torch.full((500, 500), 5.0))
+    assert torch.equal(ckptd.load(path)["model"]["weight"], torch.full((600, 600), 5.0))
 
 
 @pytest.mark.slow

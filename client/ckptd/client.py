@@ -148,14 +148,13 @@ class Client:
         else is copied before it returns. The next step of any torch optimizer waits for that copy, and so do
         restore(), load_state_dict() of those modules, the next snapshot(), wait() and close(). Until it has ended the
         snapshot dies with this process: its ticket says "copying". A loop that changes parameters in another way
-        meanwhile (by hand, to swap averaged weights in, by SAM's first step; moves them to shared memory; captures a
-        CUDA graph) calls ticket.wait("staged") before it does. Steps inside torch.compile or a CUDA graph can't be
-        made to wait: once one was compiled or captured, snapshots are copied before they return, with a
-        CheckpointWarning; what a graph from before this client replays isn't seen.
+        meanwhile (by hand, in a forward pass, to swap averaged weights in, by SAM's first step; that moves them to
+        shared memory or captures a CUDA graph) calls ticket.wait("staged") before it does. Steps inside torch.compile
+        or a CUDA graph can't be made to wait: once one was compiled or captured, snapshots are copied before they
+        return, with a CheckpointWarning; what a graph from before this client replays isn't seen.
 
-        Gradients that were
-        accumulated since the last optimizer step are in it only when the state has a ckptd.Gradients; that they
-        are left out is a CheckpointWarning, once per client.
+        Gradients that were accumulated since the last optimizer step are in it only when the state has a
+        ckptd.Gradients; that they are left out is a CheckpointWarning, once per client.
 
         Args:
             step: Finished optimizer steps, 0 or more.

@@ -45,13 +45,16 @@ class DeviceCopy:
         self._device, self._cuda = device, cuda
         # Alive until the last byte has arrived: freed memory is given to the trainer's next tensors.
         self._kept = [source for _, source in (*now, *later)]
+        self._end = cuda.Event(
+            blocking=True
+        )  # the thread that waits for it must not spin on a CPU of the trainer's
         side, current = _side_stream(device, cuda), cuda.current_stream(device)
         side.wait_stream(current)
         with cuda.stream(side), torch.no_grad():
             _copy(now)
             before = side.record_event()
             _copy(later)
-            self._end = side.record_event()
+            side.record_event(self._end)
         if now:
             current.wait_event(before)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ckptd.tensors.background_copy import BackgroundCopy
 from ckptd.tensors.capture import Captured
@@ -15,6 +15,9 @@ from ckptd.tensors.state_copy import copy_beside
 from ckptd.tensors.step_gate import gate
 
 __all__ = ["Overlap"]
+
+#: What is no more than this is copied at once: it takes no longer than to start a thread.
+AT_ONCE_BYTES: Final = 1024 * 1024
 
 #: Begins a copy into the memory it is given, and calls the other thing in the copy's thread at its end.
 Beside: TypeAlias = Callable[[memoryview, Callable[[], None]], BackgroundCopy]
@@ -37,7 +40,9 @@ class Overlap:
         found = deferred(state, captured.sources)
         for name in found.unheard:
             self._note(f"what {name} trains is copied at once: its step() doesn't run torch's hooks")
-        if not any(found.waits) and not any(map(has_side_stream, captured.sources)):
+        sources = captured.sources
+        waiting = sum(source.nbytes for source, waits in zip(sources, found.waits, strict=True) if waits)
+        if waiting <= AT_ONCE_BYTES and not any(map(has_side_stream, sources)):
             return None
         return lambda memory, ended: copy_beside(captured, found, memory, threads=threads, ended=ended)
 

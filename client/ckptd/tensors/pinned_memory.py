@@ -19,6 +19,7 @@ __all__ = ["pin", "pin_reserved"]
 log = logging.getLogger(__name__)
 
 _DONE: Final = 0  # cudaSuccess
+_FOR_ALL_DEVICES: Final = 1  # cudaHostRegisterPortable
 _refused: Final[weakref.WeakSet[MappedMemory]] = weakref.WeakSet()
 
 
@@ -48,7 +49,7 @@ def pin(memory: memoryview, *, runtime: Any = None) -> bool:
     with memoryview(mapping) as whole:
         address = ctypes.addressof(ctypes.c_char.from_buffer(whole))
         size = len(whole)
-    refused = int(runtime.cudaHostRegister(address, size, 0))
+    refused = int(runtime.cudaHostRegister(address, size, _FOR_ALL_DEVICES))
     if refused != _DONE:
         log.warning("slot.not_pinned bytes=%d cuda_error=%d", size, refused)
         _refused.add(mapping)
