@@ -8,6 +8,7 @@ import mmap
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -107,6 +108,25 @@ def test_small_files_take_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     d, data = laid_out("tiny")
     monkeypatch.setattr("threading.Thread.start", lambda _thread: pytest.fail("a thread was started"))
     assert commit_snapshot(writer.run_dir, d, data, writer.position(d)).index.step == 200
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_threads_descriptors_and_maps_are_flat_over_many_saves(tmp_path: Path, way: str) -> None:
+    def held() -> tuple[int, int, int]:
+        maps = Path("/proc/self/maps").read_text().count("\n")
+        return threading.active_count(), len(os.listdir("/proc/self/fd")), maps
+
+    writer = Writer(tmp_path / "root")
+    writing = in_way(way)
+    d, data = laid_out("two shards")
+    position = writer.position(d)
+    seen = []
+    for _ in range(30):
+        shutil.rmtree(commit_snapshot(writer.run_dir, d, data, position, writing=writing).path)
+        seen.append(held())
+    assert max(threads for threads, _, _ in seen) == seen[0][0]
+    assert max(fds for _, fds, _ in seen) == seen[0][1]
+    assert max(maps for *_, maps in seen[15:]) <= max(maps for *_, maps in seen[:15]) + 2
 
 
 # --- other file systems ---------------------------------------------------------------------------
