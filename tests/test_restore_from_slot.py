@@ -19,8 +19,8 @@ import ckptd
 from ckptd.disk.decisions import read_decisions
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series_entries import read_series
-from ckptd.errors import CheckpointWarning, TimedOut
-from ckptd.snapshot.sealed_slot import sealed_slots
+from ckptd.errors import CheckpointWarning, RestoreFailed, TimedOut
+from ckptd.snapshot.sealed_slot import SealedSlot, sealed_slots
 from ckptd.snapshot.slots import Slot, SlotState
 from ckptd_places import places
 from fake_daemon import wait_until
@@ -163,6 +163,24 @@ def flip_a_bit(root: Path) -> None:
         if slot.header().state is not SlotState.FREE:
             slot.data[2000] ^= 4
         slot.close()
+
+
+def test_a_slot_that_was_filled_again_in_mid_read_is_said_and_the_state_not_passed_off_as_whole(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with obstructed_daemon(root) as daemon:
+        daemon.obstruct(*STALLED)
+        killed(lambda: saves(root, 1))
+        with client_of(root, busy_timeout_s=0.3) as client:
+            wait_until_proven(root)
+            state = state_of(0.0)
+            with monkeypatch.context() as patched:
+                patched.setattr(SealedSlot, "holds", lambda _: False)
+                with pytest.raises(RestoreFailed, match=r"step 1 was torn.*filled again") as failed:
+                    client.restore(state)
+                assert failed.value.state_touched and isinstance(failed.value.__cause__, TimedOut)
+            resumed = client.restore(state)
+            assert resumed is not None and resumed.staged
 
 
 def test_each_of_three_trainers_goes_on_from_the_slot_of_the_one_before(root: Path) -> None:

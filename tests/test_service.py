@@ -14,7 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptd.disk.rootdir import Root, own_start
-from ckptd.errors import BadRoot, InvalidArgument, NoDaemon, ProtocolError, RunTaken, SharedMemoryTooSmall
+from ckptd.errors import (
+    BadRoot,
+    InvalidArgument,
+    NoDaemon,
+    ProtocolError,
+    RunTaken,
+    SaveFailed,
+    SharedMemoryTooSmall,
+)
 from ckptd.link import wire
 from ckptd.snapshot.slots import HEADER_BYTES, Slot, SlotState
 from ckptd_daemon.core.clients import Clients
@@ -410,6 +418,30 @@ def test_a_regular_file_at_the_sockets_path_is_left_alone(tmp_path: Path) -> Non
     with pytest.raises(BadRoot, match="taken"):
         Endpoint(path)
     assert path.read_text() == "mine"
+
+
+def test_what_waits_is_told_in_order_with_the_slots_it_lies_in(desk: Desk) -> None:
+    client_id = new_client_id()
+    desk.clients.pipeline.opened("default", desk.disk.open_run("default"))
+    desk.commit.errors += [SaveFailed("broken")] * 3
+    for number in (1, 2):
+        (slot,) = desk.pool.make(client_id, "default", (1, 1), 1, slot_size(3))
+        desk.pool.add(client_id, [slot])
+        fill_slot(slot, descriptor_of(client_id, number, b"abc"), b"abc")
+        desk.clients.pipeline.accept(slot, slot.header())
+    private = Slot.anonymous("stream", slot_size(3), client_id=client_id, run="default")
+    fill_slot(private, descriptor_of(client_id, 3, b"abc"), b"abc")
+    desk.clients.pipeline.accept(private, private.header())
+    (reply,) = desk.ask(wire.Waiting(id=9, run="default"))
+    assert isinstance(reply, wire.WaitingReply)
+    held = {slot.header().snapshot: slot.name for slot in desk.pool} | {3: ""}
+    seen = [(one.client_id, one.snapshot, one.slot) for one in reply.snapshots]
+    assert seen == [(client_id, number, held[number]) for number in (1, 2, 3)]
+    assert [one.sequence for one in reply.snapshots] == sorted(one.sequence for one in reply.snapshots)
+    (none,) = desk.ask(wire.Waiting(id=10, run="other"))
+    assert isinstance(none, wire.WaitingReply) and none.snapshots == []
+    (refused,) = desk.ask(wire.Waiting(id=11, run="../x"))
+    assert isinstance(refused, wire.Refused)
 
 
 def test_a_connection_has_few_requests_to_drain_at_once_and_others_have_theirs(desk: Desk) -> None:

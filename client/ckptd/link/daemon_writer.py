@@ -34,6 +34,7 @@ _SLICE_S: Final = 0.05  # how long one look waits
 _SILENCE_S: Final = 5.0  # a wait asks again after so long without news: a notice may have been lost
 _NO_NEWS_S: Final = 1.0  # bound of a snapshot's wait after one in which the daemon said nothing at all
 _DISK_EVERY_S: Final = 1.0  # with no daemon to ask, how often a wait looks on disk for what it waits for
+_SAYS_S: Final = 1.0  # for an answer that makes a wait shorter and isn't needed: it mustn't make it longer
 _GROW_EVERY_S: Final = 1.0  # a daemon whose slots don't fit isn't asked more often than this
 
 
@@ -221,7 +222,7 @@ class DaemonWriter:
         """Which snapshots of the run were accepted and aren't written; None when nobody says so now."""
         with self.lock, contextlib.suppress(CkptdError):
             request = Waiting(id=0, run=self._link.owner[1])
-            return self._link.session.ask(request, WaitingReply, ANSWER_S).snapshots
+            return self._link.session.ask(request, WaitingReply, _SAYS_S).snapshots
         return None
 
     def slot_dir(self) -> Path:

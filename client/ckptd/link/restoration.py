@@ -92,7 +92,8 @@ class Restoration:
                 raise
             raise RestoreFailed(
                 f"{newest} was torn, and nothing else could be restored", where=f"run {self._run}",
-                state_touched=True, seen=str(error), todo="make the objects anew before training on",
+                state_touched=True, seen=f"{resumed}; then {type(error).__name__}: {error}",
+                todo="make the objects anew before training on",
             ) from error  # fmt: skip
 
     def _await_earlier(self, slots: EarlierSlots | None = None) -> None:
