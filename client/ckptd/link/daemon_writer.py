@@ -143,8 +143,10 @@ class DaemonWriter:
             timeout_s = min(timeout_s, _NO_NEWS_S)
         way = GivingWay(link) if self._gives_way and not silent else None
         grow_at = started
-        link.look(0.0)
-        while (slot := link.find_free(size)) is None:
+        slot = link.find_free(size)  # its header says so by itself; without one there may be news
+        if slot is None:
+            link.look(0.0)
+        while slot is None and (slot := link.find_free(size)) is None:
             now = time.monotonic()
             left_s = max(0.0, started + timeout_s - now)
             if not link.session.connected:

@@ -39,6 +39,9 @@ class SlotState(IntEnum):
     WRITING = 3
 
 
+_STATES: Final = {int(state): state for state in SlotState}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlotHeader:
     """What a slot says about itself.
@@ -94,11 +97,12 @@ def unpack(raw: bytes) -> tuple[int, SlotHeader] | None:
         return None
     if magic != _MAGIC or version != _VERSION or name is None or descriptor_bytes > MAX_DESCRIPTOR_BYTES:
         return None
-    if state not in SlotState.__members__.values():
+    known = _STATES.get(state)
+    if known is None:
         return None
     client_id = "" if client == _NO_CLIENT else client.hex()
     return counter, SlotHeader(
-        state=SlotState(state), generation=generation, client_id=client_id, run=name,
+        state=known, generation=generation, client_id=client_id, run=name,
         snapshot=snapshot, sequence=sequence,
         data_bytes=data_bytes, descriptor_bytes=descriptor_bytes, descriptor_sha256=sha256.hex(),
         owner_pid=owner_pid, owner_started=owner_started,
@@ -109,12 +113,17 @@ def newest(
     page: bytes | memoryview, fits: Callable[[SlotHeader], bool]
 ) -> tuple[int, int, SlotHeader] | None:
     """(counter, start, header) of the newer whole copy in page 0; None when neither is whole and fits."""
-    found = []
-    for start in COPIES:
-        whole = unpack(bytes(page[start : start + PACKED_BYTES]))
+    copies = [(bytes(page[start : start + PACKED_BYTES]), start) for start in COPIES]
+    for raw, start in sorted(copies, key=_counter, reverse=True):
+        whole = unpack(raw)
         if whole is not None and fits(whole[1]):
-            found.append((whole[0], start, whole[1]))
-    return max(found, key=lambda copy: copy[0], default=None)
+            return whole[0], start, whole[1]
+    return None
+
+
+def _counter(copy: tuple[bytes, int]) -> int:
+    """What a copy says, whole or not: the one that says more is looked at first."""
+    return int(_FIELDS.unpack_from(copy[0])[3])
 
 
 def _run_name(raw: bytes) -> str | None:
