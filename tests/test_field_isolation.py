@@ -306,11 +306,12 @@ def test_with_on_busy_skip_and_one_slot_the_step_that_was_skipped_is_named_and_t
         assert [one.step for one in client.checkpoints()] == [1, 3]
 
 
+@pytest.mark.parametrize("transport", ["shm", "stream"])
 @pytest.mark.parametrize("on_busy", ["skip", "supersede"])
 def test_with_two_slots_the_one_that_waits_gives_way_is_named_and_the_others_are_whole(
-    root: Path, on_busy: Any
+    root: Path, on_busy: Any, transport: Any
 ) -> None:
-    with slow_writer(root, on_busy=on_busy) as (daemon, client):
+    with slow_writer(root, on_busy=on_busy, transport=transport) as (daemon, client):
         client.reserve(weights(0))
         stall(daemon)
         first = client.snapshot(1, weights(1))

@@ -188,6 +188,17 @@ def test_each_skipped_snapshot_is_counted_once_and_said_by_step(
     assert [caplog.text.count(f"snapshot.skipped run=default step={n}") for n in (3, 4, 5)] == [1, 1, 1]
 
 
+def test_what_gave_way_before_it_was_sent_is_counted_apart(desk: Desk) -> None:
+    client = new_client_id()
+    desk.attach(client)
+    book = desk.clients.pipeline.books["default"]
+    for count, steps in ((1, [3]), (1, [3]), (2, [5])):
+        desk.ask(wire.Skipped(id=4, client_id=client, count=count, gave_way=True, steps=steps))
+    assert (book.skipped, book.superseded) == (0, 2)
+    assert book.last_superseded is not None and book.last_superseded.step == 5
+    assert desk.said == [f"default step {step}: superseded" for step in (3, 5)]
+
+
 def test_the_next_client_of_the_run_counts_on(desk: Desk) -> None:
     for number, client in enumerate((new_client_id(), new_client_id()), 1):
         desk.attach(client)

@@ -54,7 +54,7 @@ class DaemonLink:
         self._pushes: dict[int, int] = {}  # message → snapshot, until it is answered
         self._drained: dict[int, int] = {}  # message → how many failed
         self._questions: set[int] = set()  # whether a snapshot gives way; not answered yet
-        self._skipped = SkippedSteps(client_id)
+        self._skipped, self._withdrawn = SkippedSteps(client_id), SkippedSteps(client_id, gave_way=True)
 
     # --- looking ---------------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ class DaemonLink:
         for reply in self.session.poll(timeout_s):
             self._take(reply)
         self._take_news()
-        self._tell_skipped()
+        self._tell_left_out()
         if timeout_s > 0 and not self.session.connected:
             time.sleep(timeout_s)
 
@@ -83,7 +83,8 @@ class DaemonLink:
         self._pushes.clear()
         self._drained.clear()
         self._questions.clear()
-        self._skipped.forgotten()
+        for left_out in (self._skipped, self._withdrawn):
+            left_out.forgotten()
         self._hurried = 0
         self.stages.greet(attached, self._held())
         self.ask_again()
@@ -131,7 +132,8 @@ class DaemonLink:
             self.outbox.refused(self._pushes[reply.id], reply.error.exception())
         self._pushes.pop(reply.id, None)
         self._questions.discard(reply.id)
-        self._skipped.answered(reply.id)
+        for left_out in (self._skipped, self._withdrawn):
+            left_out.answered(reply.id)
 
     # --- slots -----------------------------------------------------------------------------------
 
@@ -219,6 +221,7 @@ class DaemonLink:
                 id=0, client_id=self.owner[0], snapshot=ticket.snapshot, step=ticket.step, state="superseded"
             )  # fmt: skip
             self.outbox.take(notice, time.monotonic())
+            self._withdrawn.add(ticket.step)
             self._take_news()
             return 0  # no message has this number: it is answered
         request = wire.Supersede(id=0, client_id=self.owner[0], snapshot=ticket.snapshot, step=ticket.step)
@@ -234,12 +237,13 @@ class DaemonLink:
     def skipped(self, step: int) -> None:
         """A snapshot was never taken: the daemon is told, as soon as there is one."""
         self._skipped.add(step)
-        self._tell_skipped()
+        self._tell_left_out()
 
-    def _tell_skipped(self, *, at_last: bool = False) -> None:
-        message = self._skipped.due(at_last=at_last) if self.session.connected else None
-        if message is not None and (number := self.session.send(message)) is not None:
-            self._skipped.sent(number)
+    def _tell_left_out(self, *, at_last: bool = False) -> None:
+        for left_out in (self._skipped, self._withdrawn):
+            message = left_out.due(at_last=at_last) if self.session.connected else None
+            if message is not None and (number := self.session.send(message)) is not None:
+                left_out.sent(number)
 
     def hurry(self) -> None:
         """Say that this process waits for what it has pushed, unless that is said already."""
@@ -270,7 +274,7 @@ class DaemonLink:
 
     def detach(self, timeout_s: float) -> None:
         """Say goodbye if somebody listens."""
-        self._tell_skipped(at_last=True)
+        self._tell_left_out(at_last=True)
         with contextlib.suppress(CkptdError):
             if self.session.connected:
                 self.session.ask(wire.Detach(id=0, client_id=self.owner[0]), wire.Done, timeout_s)

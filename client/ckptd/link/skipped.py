@@ -1,4 +1,4 @@
-"""The snapshots a client has skipped, and which of them the daemon still has to hear of.
+"""The snapshots a client has left out, and which of them the daemon still has to hear of.
 
 It can't know of them by itself: nothing of them was ever sent. A daemon that comes later is told the whole count.
 """
@@ -16,16 +16,17 @@ class SkippedSteps:
 
     Args:
         client_id: 32 hex digits.
+        gave_way: They were taken, and gave way before they were sent.
     """
 
-    def __init__(self, client_id: str) -> None:
-        self._client_id = client_id
+    def __init__(self, client_id: str, *, gave_way: bool = False) -> None:
+        self._client_id, self._gave_way = client_id, gave_way
         self._count = self._told = 0
         self._untold: list[int] = []  # steps of the newest; of more only the count is told
         self._under_way: tuple[int, int] | None = None  # message, the count in it
 
     def add(self, step: int) -> None:
-        """One more was skipped."""
+        """One more was left out."""
         self._count = min(self._count + 1, MAX_SKIPPED)
         self._untold = [*self._untold, step][-MAX_SKIPPED_TOLD:]
 
@@ -37,7 +38,9 @@ class SkippedSteps:
         """
         if self._told >= self._count or (self._under_way is not None and not at_last):
             return None
-        return Skipped(id=0, client_id=self._client_id, count=self._count, steps=self._untold)
+        return Skipped(
+            id=0, client_id=self._client_id, count=self._count, gave_way=self._gave_way, steps=self._untold
+        )
 
     def sent(self, message: int) -> None:
         """What was due has been sent under this number."""

@@ -83,13 +83,15 @@ class Supersede(Message):
 
 
 class Skipped(Message):
-    """Snapshots were skipped: never taken, so the daemon has seen nothing of them. Answered by Done."""
+    """Snapshots of which the daemon has seen nothing, because they were never taken. Answered by Done."""
 
     client_id: ClientId
     #: how many this client has skipped so far, those told before included
     count: Annotated[int, Meta(ge=0, le=MAX_SKIPPED)]
     #: of the newest, those told before left out
     steps: Annotated[list[Count], Meta(max_length=MAX_SKIPPED_TOLD)]
+    #: they were taken, and gave way to newer ones before they were sent; counted apart
+    gave_way: bool = False
 
 
 class Hurry(Message):

@@ -168,18 +168,28 @@ class Clients:
         self._reservations.ask(session, identity, request)
 
     def skipped(self, session: Session, request: wire.Skipped) -> None:
-        """Enter what a client says that it never took; each is counted once, however often it is told."""
-        fresh = request.count - session.skipped
+        """Enter what a client says that was never sent; each is counted once, however often it is told."""
+        book, steps = self.pipeline.books[session.run], request.steps
+        if request.gave_way:
+            fresh, word = request.count - session.withdrawn, "superseded"
+        else:
+            fresh, word = request.count - session.skipped, "skipped"
         if fresh <= 0:
             return
-        book = self.pipeline.books[session.run]
-        session.skipped, book.skipped = request.count, book.skipped + fresh
-        for step in request.steps[-fresh:]:
-            book.last_skipped = step
-            log.info("snapshot.skipped run=%s step=%d", session.run, step)
-            self._say(f"{session.run} step {step}: skipped")
-        if (unnamed := fresh - len(request.steps)) > 0:
-            log.info("snapshot.skipped run=%s more=%d", session.run, unnamed)
+        if request.gave_way:
+            session.withdrawn, book.superseded = request.count, book.superseded + fresh
+            step = steps[-1] if steps else 0
+            book.last_superseded = Snapshot(
+                session.run, session.client_id, 0, 0, None, State.SUPERSEDED, step
+            )
+        else:
+            session.skipped, book.skipped = request.count, book.skipped + fresh
+            book.last_skipped = steps[-1] if steps else book.last_skipped
+        for step in steps[-fresh:]:
+            log.info("snapshot.%s run=%s step=%d", word, session.run, step)
+            self._say(f"{session.run} step {step}: {word}")
+        if (unnamed := fresh - len(steps)) > 0:
+            log.info("snapshot.%s run=%s more=%d", word, session.run, unnamed)
 
     # --- going -----------------------------------------------------------------------------------
 

@@ -64,6 +64,7 @@ class Session:
         stream_token: What it proves with that it streams.
         streams: Whether it does.
         skipped: How many snapshots it has told of that it never took.
+        withdrawn: The same of those that gave way before they were sent.
         waits_for: The newest snapshot that its trainer waits for, or has waited for.
     """
 
@@ -75,6 +76,7 @@ class Session:
     stream_token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     streams: bool = False
     skipped: int = 0
+    withdrawn: int = 0
     waits_for: int = 0
 
     @property
