@@ -155,6 +155,12 @@ def test_where_one_of_those_that_wait_can_not_be_seen_nothing_is_restored(slots:
     assert slots.look() is None
 
 
+def test_where_one_is_the_clients_own_it_is_waited_for(slots: Slots) -> None:
+    slots.seal(1)
+    slots.seal(2, client=MINE, snapshot=1)
+    assert slots.look() is None
+
+
 def test_a_slot_of_another_run_is_not_this_runs(slots: Slots) -> None:
     slots.seal(1, run="other")
     assert slots.look() is None
