@@ -18,7 +18,7 @@ import ckptd
 from ckptd.disk.rootdir import Root
 from ckptd.errors import CheckpointWarning, OutcomeUnknown, SaveFailed, TimedOut
 from ckptd.limits import MAX_SKIPPED_TOLD
-from ckptd.link import daemon_writer, giving_way, wire
+from ckptd.link import giving_way, slot_search, wire
 from ckptd.link.skipped import SkippedSteps
 from ckptd_places import daemon_of, places
 from fake_daemon import FakeDaemon, wait_until
@@ -228,7 +228,7 @@ def save_until_the_end(root: Root, client: ckptd.Client, first: int) -> tuple[li
 def test_no_policy_waits_longer_than_the_caller_said_or_says_committed_without_a_daemon(
     places: Path, on_busy: Any, end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon_writer, "_NO_NEWS_S", 0.1)
+    monkeypatch.setattr(slot_search, "NO_NEWS_S", 0.1)
     with obstructed_daemon(places, "--keep-last", "100") as daemon:
         root = Root.open(places, create=True)
         client = client_of(

@@ -27,7 +27,7 @@ from ckptd.errors import (
     TimedOut,
     UnstorableState,
 )
-from ckptd.link import daemon_writer, recorder, session, wire
+from ckptd.link import daemon_writer, recorder, session, slot_search, wire
 from ckptd_places import places
 from fake_daemon import FakeDaemon, wait_until
 
@@ -157,7 +157,7 @@ def test_fifty_snapshots_use_two_slots_and_the_last_one_is_written(root: Root, f
 def test_a_stopped_daemon_is_paid_for_once_and_then_at_most_a_second_a_snapshot(
     root: Root, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(daemon_writer, "_NO_NEWS_S", 0.1)
+    monkeypatch.setattr(slot_search, "NO_NEWS_S", 0.1)
     with pytest.warns(CheckpointWarning), client_of(root, busy_timeout_s=1.5, close_timeout_s=0.1) as client:
         client.reserve(state_of(0.0))
         fake.stop()
@@ -511,7 +511,7 @@ def test_a_state_too_large_for_shared_memory_is_refused_before_copying_with_the_
 ) -> None:
     copied: list[object] = []
     monkeypatch.setattr(recorder, "copy_at_once", lambda captured, *_: copied.append(captured))
-    with client_of(root) as client:
+    with client_of(root, transport="shm") as client:
         fake.refuse = SharedMemoryTooSmall(
             "no room for a slot", where="/dev/shm", seen="64 MB", wanted="400 MB"
         )

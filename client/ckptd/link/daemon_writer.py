@@ -20,22 +20,18 @@ from ckptd.link.client_options import Transport
 from ckptd.link.daemon_link import ANSWER_S, DaemonLink
 from ckptd.link.earlier import EarlierSlots
 from ckptd.link.failures import Failures
-from ckptd.link.giving_way import GivingWay
-from ckptd.link.headroom import with_headroom
 from ckptd.link.session import DaemonMode
+from ckptd.link.slot_search import NO_NEWS_S, SlotSearch
 from ckptd.link.staging import Payload, Staged, fill
 from ckptd.link.ticket import Ticket
 from ckptd.link.wire import Waiting, WaitingReply, WaitingSnapshot
-from ckptd.snapshot.slots import Slot
 
 __all__ = ["DaemonWriter"]
 
 _SLICE_S: Final = 0.05  # how long one look waits
 _SILENCE_S: Final = 5.0  # a wait asks again after so long without news: a notice may have been lost
-_NO_NEWS_S: Final = 1.0  # bound of a snapshot's wait after one in which the daemon said nothing at all
 _DISK_EVERY_S: Final = 1.0  # with no daemon to ask, how often a wait looks on disk for what it waits for
 _SAYS_S: Final = 1.0  # for an answer that makes a wait shorter and isn't needed: it mustn't make it longer
-_GROW_EVERY_S: Final = 1.0  # a daemon whose slots don't fit isn't asked more often than this
 
 
 class DaemonWriter:
@@ -60,12 +56,12 @@ class DaemonWriter:
         transport: Transport = "auto",
     ) -> None:  # fmt: skip
         self.lock = threading.RLock()
-        self._failures, self._start_timeout_s, self._gives_way = failures, start_timeout_s, gives_way
+        self._failures, self._start_timeout_s = failures, start_timeout_s
         self._link = DaemonLink(
             root, run, client_id, mode=mode, slots=slots, failures=failures, transport=transport
         )
         self._beside = BesideTraining(self.lock, self._link, failures)
-        self._silent_at: float | None = None
+        self._search = SlotSearch(self._link, start_timeout_s=start_timeout_s, gives_way=gives_way)
         self._disk_at = 0.0
         self._abandoned = False
 
@@ -95,7 +91,7 @@ class DaemonWriter:
             if not self._link.session.attach(self._start_timeout_s):
                 raise self._link.no_daemon()
             self._link.greet()
-            self._link.reserve(size, max(_NO_NEWS_S, deadline - time.monotonic()))
+            self._link.reserve(size, max(NO_NEWS_S, deadline - time.monotonic()))
 
     def submit(self, ticket: Ticket, payload: Payload, *, busy_timeout_s: float) -> None:
         """Copy a snapshot into a slot, seal it, tell the daemon. From here on it survives this process.
@@ -108,7 +104,7 @@ class DaemonWriter:
         """
         with self.lock:
             self.finish_copy()
-            slot = self._obtain(payload.size, busy_timeout_s)
+            slot = self._search.obtain(payload.size, busy_timeout_s)
             if payload.beside is not None:
                 self._beside.begin(slot, ticket, payload)
             else:
@@ -134,53 +130,6 @@ class DaemonWriter:
         with self.lock:
             if not self._abandoned:
                 self._link.look(0.0)
-
-    def _obtain(self, size: int, timeout_s: float) -> Slot:
-        """A free slot of at least `size` bytes."""
-        link, started = self._link, time.monotonic()
-        silent = self._silent_at is not None and link.session.last_heard <= self._silent_at
-        if silent:  # the bound is paid once per silence, not at every snapshot
-            timeout_s = min(timeout_s, _NO_NEWS_S)
-        way = GivingWay(link) if self._gives_way and not silent else None
-        grow_at = started
-        slot = link.find_free(size)  # its header says so by itself; without one there may be news
-        if slot is None:
-            link.look(0.0)
-        while slot is None and (slot := link.find_free(size)) is None:
-            now = time.monotonic()
-            left_s = max(0.0, started + timeout_s - now)
-            if not link.session.connected:
-                link.session.attach(min(left_s, self._start_timeout_s))
-                link.greet()
-            elif now >= grow_at and link.must_grow(size):
-                grow_at = now + _GROW_EVERY_S
-                link.reserve(with_headroom(size), max(left_s, _NO_NEWS_S))
-                continue
-            elif way is not None and way.may_come(now):
-                link.look(_SLICE_S)
-                continue
-            self._check_busy(started, timeout_s, asked=way is not None and way.asked)
-            link.hurry()
-            link.look(min(_SLICE_S, left_s))
-        while way is not None and way.is_open(time.monotonic()):
-            link.look(_SLICE_S)
-        self._silent_at = None
-        return slot
-
-    def _check_busy(self, started: float, timeout_s: float, *, asked: bool) -> None:
-        link, now = self._link, time.monotonic()
-        if not link.session.connected and now - started >= min(timeout_s, self._start_timeout_s):
-            raise link.no_daemon()
-        if now - started < timeout_s:
-            return
-        if (timeout_s > 0 or asked) and link.session.last_heard < started:
-            self._silent_at = now
-        count = len(link.outbox)
-        raise TimedOut(
-            f"no slot came free within {timeout_s:.3g} s" if timeout_s > 0 else "no slot is free",
-            seen=f"{count} snapshot{'' if count == 1 else 's'} still to be written",
-            todo="save less often, wait() before one that must not be left out, or look at: ckptd status",
-        )  # fmt: skip
 
     # --- waiting ---------------------------------------------------------------------------------
 
