@@ -102,13 +102,13 @@ class SealedSlot:
                 "the descriptor isn't what was sealed", where=self.path.name, seen=seen,
                 wanted=header.descriptor_sha256,
             )  # fmt: skip
-        return data
+        return bytes(data)
 
-    def read(self, offset: int, nbytes: int) -> bytes:
+    def read(self, offset: int, nbytes: int) -> bytearray:
         """So many bytes behind the header, from this offset on. Raises ProtocolError when they aren't there."""
         data = bytearray(nbytes)
         self.read_into(offset, memoryview(data))
-        return bytes(data)
+        return data
 
     def read_into(self, offset: int, into: memoryview) -> None:
         """The same, into memory."""

@@ -62,7 +62,7 @@ def of(page: bytes | memoryview, header: SlotHeader) -> Proof | None:
 
 
 def check(
-    proof: Proof | None, read: Callable[[int, int], bytes | memoryview], data_bytes: int, *,
+    proof: Proof | None, read: Callable[[int, int], bytearray | memoryview], data_bytes: int, *,
     threads: int, where: str,
 ) -> None:  # fmt: skip
     """Hash all data and compare.
@@ -78,7 +78,7 @@ def check(
         )  # fmt: skip
 
 
-def hash_of(read: Callable[[int, int], bytes | memoryview], data_bytes: int, *, threads: int = 1) -> str:
+def hash_of(read: Callable[[int, int], bytearray | memoryview], data_bytes: int, *, threads: int = 1) -> str:
     """The hash of a slot's data, 64 hex digits.
 
     Args:
