@@ -142,7 +142,8 @@ class Client:
     ) -> Ticket:
         """Take the state as it is now and have it saved; returns as soon as it is copied.
 
-        From then on it survives the death of this process. The state may be changed at once.
+        From then on it survives the death of this process; where it is streamed, once its ticket has a sequence. The
+        state may be changed at once.
 
         With overlap=True parameters and optimizer state are copied beside the next forward and backward pass; all
         else is copied before it returns. The next step of any torch optimizer waits for that copy, and so do
@@ -328,7 +329,8 @@ class Client:
     def close(self) -> None:
         """Wait for the last snapshots to be durable (at most close_timeout_s) and leave. May be called twice.
 
-        What isn't durable in time is reported; it stays in shared memory and a daemon writes it.
+        What isn't durable in time is reported; it stays in shared memory and a daemon writes it. Where it is streamed,
+        what the daemon hasn't received by then is lost.
 
         Raises:
             CkptdError: What went wrong with a snapshot, with on_error="raise". It is closed all the same.

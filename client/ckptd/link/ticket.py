@@ -52,7 +52,8 @@ class Ticket:
     Attributes:
         snapshot: The client's number of this snapshot, from 1.
         step: Its step.
-        sequence: The run's commit counter it was given; None until the daemon has accepted it.
+        sequence: The run's commit counter it was given; None until the daemon has accepted it. A snapshot that is
+            streamed lies in this process alone until then, and dies with it.
         path: Its checkpoint folder; None until it is committed.
         error: Why it failed; None while it hasn't.
     """
@@ -72,7 +73,7 @@ class Ticket:
     def state(self) -> TicketState:
         """The newest state known, after taking in what the daemon has sent meanwhile.
 
-        copying (only with overlap=True: it dies with this process), staged (in a slot), writing, committed
+        copying (only with overlap=True: it dies with this process), staged (in a slot; see `sequence`), writing, committed
         (durable on disk), verified (re-read, every hash equal); corrupt, failed; superseded (it gave its slot up
         for a newer one); skipped (never taken: no slot came free in time); unknown (it may be on disk or not).
         """

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptd.errors import CkptdError, NoDaemon, ProtocolError
-from ckptd.limits import MAX_CREDIT_BYTES
 from ckptd.link import wire
 from ckptd.snapshot.slots import Slot, SlotHeader, needed_bytes, streamed_bytes
 from ckptd_daemon.core import credit
@@ -84,7 +83,6 @@ class Streams:
         self.buffers = StreamBuffers(maker, staged, self._ready)
         self._sessions, self._worker, self._send, self._now = sessions, worker, send, now
         self._streams: dict[str, Stream] = {}
-        self._in_memory: dict[str, int] = {}  # bytes given to the thread and not taken in yet, by client
 
     # --- messages --------------------------------------------------------------------------------
 
@@ -137,9 +135,7 @@ class Streams:
         incoming = stream.incoming if stream is not None else None
         if stream is None or incoming is None or stream.key[:2] != (request.snapshot, request.generation):
             raise ProtocolError("no such stream", seen=f"snapshot {request.snapshot}", todo="begin it first")
-        client_id = stream.session.client_id
-        waiting = self._in_memory.get(client_id, 0) + piece.nbytes
-        beyond = request.offset + piece.nbytes > stream.account.upto or waiting > MAX_CREDIT_BYTES
+        beyond = request.offset + piece.nbytes > stream.account.upto
         if request.offset != stream.account.arrived or beyond or stream.resuming:
             raise ProtocolError(
                 "not the piece that comes next, or more than was granted", where=incoming.slot.name,
@@ -147,11 +143,10 @@ class Streams:
                 wanted=f"at {stream.account.arrived}, up to {stream.account.upto}",
             )  # fmt: skip
         stream.account.arrived += piece.nbytes
-        self._in_memory[client_id] = waiting
         stream.account.active_at = self._now()
         self._worker.submit(
             lambda: incoming.take(request.offset, request.sha256, piece),
-            lambda result: self._took(stream, incoming, request.id, piece.nbytes, result),
+            lambda result: self._took(stream, incoming, request.id, result),
         )
 
     def look(self) -> None:
@@ -197,7 +192,8 @@ class Streams:
         if stream.incoming is None:
             self._tell(stream, stream.begin.id)  # nothing yet, and no credit
         else:
-            # What arrived before this is taken in, or refused, before it is answered.
+            # What arrived before this is taken in, or refused, before it is answered and before anything more is
+            # taken: what waits in memory stays within the credit, however often somebody begins anew.
             taken, number, stream.resuming = stream.incoming, stream.begin.id, True
             self._worker.submit(lambda: taken.have, lambda _: self._resume(stream, taken, number))
 
@@ -231,10 +227,8 @@ class Streams:
         self._grant()
 
     def _took(
-        self, stream: Stream, incoming: Incoming, message_id: int, count: int,
-        result: SlotHeader | Exception | None,
-    ) -> None:  # fmt: skip
-        self._gone_from_memory(stream.session.client_id, count)
+        self, stream: Stream, incoming: Incoming, message_id: int, result: SlotHeader | Exception | None
+    ) -> None:
         if not self._is_current(stream, incoming):
             return
         stream.account.have = incoming.have
@@ -277,11 +271,6 @@ class Streams:
             # The thread may still have pieces of it: only after those is its memory anybody else's.
             slot = stream.incoming.slot
             self._worker.submit(slot.release, lambda _: self.buffers.freed(slot))
-
-    def _gone_from_memory(self, client_id: str, count: int) -> None:
-        left = self._in_memory.pop(client_id, 0) - count
-        if left > 0:
-            self._in_memory[client_id] = left
 
     def _refuse(self, identity: bytes, message_id: int, error: CkptdError) -> None:
         log.info("stream.refused kind=%s error=%s", type(error).__name__, error)
