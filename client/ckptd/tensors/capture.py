@@ -48,7 +48,7 @@ class Captured:
     Attributes:
         state: The plain tree (ckptd.snapshot.values), by component name, "rng" among them.
         tensors: The rows its TensorRefs point to.
-        sources: The live tensors, detached: one per row that isn't an alias, in the order of the rows.
+        sources: The live tensors, without a graph: one per row that isn't an alias, in the order of the rows.
         data_bytes: Length of the region all offsets lie in.
     """
 

@@ -87,7 +87,12 @@ def _by_device(captured: Captured, waits: Sequence[bool] | None) -> tuple[_Part,
         on_cuda = has_side_stream(source)
         part = devices.setdefault(source.device, _Part()) if on_cuda else host
         can_wait = waits is not None and waits[number] and (on_cuda or source.is_cpu)
-        (part.later if can_wait else part.now).append((row, source))
+        if can_wait:
+            part.later.append(
+                (row, source.detach())
+            )  # what is copied stays, whatever the caller's tensor is made to show
+        else:
+            part.now.append((row, source))
     return host, devices
 
 

@@ -26,7 +26,7 @@ class TensorRows:
 
     Attributes:
         rows: One TensorSpec per tensor met, ties included.
-        sources: The tensors to copy, detached: one per row that isn't an alias, in the order of the rows.
+        sources: The tensors to copy, without a graph: one per row that isn't an alias, in the order of the rows.
         data_bytes: Length of the region all offsets lie in.
     """
 
@@ -49,12 +49,13 @@ class TensorRows:
         check_storable(tensor, path)
         parameter = type(tensor) is torch.nn.Parameter
         requires_grad = tensor.requires_grad and tensor.is_leaf
-        seen = tensor.detach()
+        seen = tensor.detach() if tensor.requires_grad else tensor
         number, shape, nbytes = len(self.rows), tuple(seen.shape), seen.nbytes
         # Equal address, shape, stride and dtype is what makes a tie: both names show the same bytes.
         lazy = (seen.is_conj(), seen.is_neg())
         place = (seen.data_ptr(), shape, seen.stride(), seen.dtype, seen.device, lazy)
-        owner = self._owners.get(place) if nbytes else None
+        first = self._owners.setdefault(place, number) if nbytes else number
+        owner = None if first == number else first
         source = seen if owner is not None or lazy == _NOT_LAZY else _resolved_at(seen, path)
         offset = self.rows[owner].offset if owner is not None else self._reserve(nbytes)
         self.rows.append(
@@ -72,7 +73,6 @@ class TensorRows:
             )
         )
         if owner is None:
-            self._owners[place] = number
             self.sources.append(source)
             if source is not seen:
                 self._kept.append(seen)  # alive, so that its address can't be taken by another tensor
