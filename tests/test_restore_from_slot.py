@@ -230,6 +230,23 @@ def test_what_goes_on_from_a_snapshot_that_never_became_a_checkpoint_stays_on_it
     assert read_decisions(root / "default").forks == ()
 
 
+def test_with_a_full_disk_the_newest_state_comes_from_its_slot_and_what_follows_is_saved_once_there_is_room(
+    root: Path,
+) -> None:
+    with obstructed_daemon(root) as daemon:
+        daemon.obstruct(*STALLED)
+        killed(lambda: saves(root, 1))
+        daemon.obstruct("mkdir", "*/.tmp-*", "ENOSPC")
+        with client_of(root) as client:
+            state = state_of(0.0)
+            resumed = client.restore(state)
+            assert resumed is not None and (resumed.step, resumed.staged) == (1, True)
+            assert client.drain(30) == 1  # as good as failed, for now
+            daemon.clear()
+            client.snapshot(2, state).wait(timeout_s=30)
+    assert line(root) in ([(1, 1, None, True), (2, 2, 1, True)], [(2, 2, None, True)])
+
+
 def test_a_step_of_the_disk_is_waited_for_and_one_in_the_slot_is_not(root: Path) -> None:
     with obstructed_daemon(root) as daemon:
         with client_of(root) as client:
