@@ -54,7 +54,7 @@ def main() -> None:
     root, saved, slots = Path(sys.argv[1]), trained(int(sys.argv[2])), int(sys.argv[3])
     before = pss_bytes([os.getpid()])
     with ours.daemon(root):
-        pids = [os.getpid(), *_tree(_daemon_pid(root))]
+        pids = [os.getpid(), *_tree(ours.daemon_pid(root))]
         with ckptd.Client(root=root, run="r", daemon="attach", slots=slots) as client:
             client.reserve(saved.live)
             times = [_snapshot(client, saved, step) for step in range(1, 2 + _WARM)]
@@ -119,15 +119,6 @@ def pss_bytes(pids: list[int]) -> int:
             if line.startswith("Pss:"):
                 total += int(line.split()[1]) * 1024
     return total
-
-
-def _daemon_pid(root: Path) -> int:
-    from ckptd.disk.rootdir import DaemonRecord, Root
-
-    record = DaemonRecord.read(Root.for_reading(root))
-    if record is None:
-        raise RuntimeError("the daemon is gone")
-    return record.pid
 
 
 def _tree(pid: int) -> list[int]:

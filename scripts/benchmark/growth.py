@@ -63,11 +63,14 @@ class Root:
         self._client = ckptd.Client(root=root, run=_RUN, daemon="attach", on_error="raise")
         self._state = tiny_state()
         self._client.restore(self._state)
+        self._daemon = ours.daemon_pid(root)
 
     def measure(self) -> dict[str, float]:
-        """commit: until durable. retention: from then until verified and the oldest gone. latest: the command, the call."""
+        """commit: until durable. retention: from then until verified and the oldest gone, when the daemon gets round to
+        it; what both took of its CPU time. latest: the command, the call."""
         self._step += 1
         oldest = self._root / _RUN / step_folder(self._step - self._count)
+        used = cpu_seconds(self._daemon)
         began = time.perf_counter()
         ticket = self._client.snapshot(self._step, self._state)
         ticket.wait("committed", timeout_s=ours.PATIENCE_S)
@@ -77,7 +80,7 @@ class Root:
             if time.perf_counter() - committed > ours.PATIENCE_S:
                 raise RuntimeError("retention doesn't come to its end")
             time.sleep(_LOOK_EVERY_S)
-        gone = time.perf_counter()
+        used, gone = cpu_seconds(self._daemon) - used, time.perf_counter()
         ours.command("latest", "--root", self._root, "--run", _RUN)
         asked = time.perf_counter()
         found = ckptd.latest_valid(self._root, _RUN)
@@ -85,7 +88,7 @@ class Root:
         if found is None or found.step != self._step:
             raise RuntimeError(f"the latest is {found}, not step {self._step}")
         return {
-            "commit": committed - began, "retention": gone - committed,
+            "commit": committed - began, "retention": gone - committed, "daemon's CPU": used,
             "latest, command": asked - gone, "latest_valid()": called - asked,
         }  # fmt: skip
 
@@ -127,6 +130,12 @@ def fill(root: Path, count: int) -> None:
         marks=tuple(_mark(*each) for each in made), checkpoints=tuple(rows),
     )  # fmt: skip
     write_run_index(root / _RUN, cache)
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that all threads of a process have used."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text("ascii").split()[0]) for task in tasks) / 1e9
 
 
 def tiny_state() -> dict[str, Any]:

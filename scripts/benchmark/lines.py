@@ -133,5 +133,5 @@ LINES: Final = (
     Line("growth_commit", "commit, most checkpoints", _ONE, STEADY, "×", answers.flat("commit")),
     Line("growth_latest", "`ckptd latest`, most checkpoints", _ONE, STEADY, "×", answers.flat("latest, command")),
     Line("growth_latest_valid", "latest_valid(), most checkpoints", _ONE, STEADY, "×", answers.flat("latest_valid()")),
-    Line("growth_retention", "verified and pruned, most checkpoints", _ONE, STEADY, "×", answers.flat("retention")),
+    Line("growth_retention", "CPU of a commit with its retention, most", _ONE, STEADY, "×", answers.flat("daemon's CPU")),
 )  # fmt: skip

@@ -16,6 +16,7 @@ import page_cache
 from state import Saved
 
 import ckptd
+from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.link.client_options import ClientOptions
 
 PATIENCE_S: Final = 120.0
@@ -29,6 +30,14 @@ def daemon(root: Path, *, keep_last: int = 1) -> Iterator[Path]:
         yield root
     finally:
         command("stop", "--root", root)
+
+
+def daemon_pid(root: Path) -> int:
+    """Of the daemon that serves root."""
+    record = DaemonRecord.read(Root.for_reading(root))
+    if record is None:
+        raise RuntimeError("the daemon is gone")
+    return record.pid
 
 
 def command(*argv: object) -> str:

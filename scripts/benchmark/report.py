@@ -17,7 +17,7 @@ SCHEMA: Final = "ckptd.bench-1"
 
 _BEGIN, _END = "<!-- scripts/bench --markdown writes from here -->", "<!-- to here -->"
 _MEASURES: Final = (
-    "stall", "done", "verified", "commit", "retention", "latest, command", "latest_valid()", "start",
+    "stall", "done", "verified", "commit", "retention", "daemon's CPU", "latest, command", "latest_valid()", "start",
 )  # fmt: skip
 _NOISE: Final = (
     "The same thing twice in each round, one time against the other: 1.00 would be no noise at all"

@@ -55,7 +55,7 @@ class Settings:
 FULL: Final = Settings(
     mib=300, rounds=15, warmups=2, tail_mib=64, tail_count=200, trainers=5, slots=(2, 1), training_rounds=12,
     tiny_rounds=100, tensors=(1, 10, 100, 1_000, 10_000, 100_000), tensor_rounds=5,
-    checkpoints=(1, 10, 100, 1_000, 10_000), checkpoint_rounds=9,
+    checkpoints=(1, 10, 100, 1_000, 10_000), checkpoint_rounds=7,
 )  # fmt: skip
 QUICK: Final = Settings(
     mib=100, rounds=5, warmups=1, tail_mib=24, tail_count=40, trainers=2, slots=(2, 1), training_rounds=3, tiny_rounds=20,
