@@ -81,7 +81,7 @@ def test_every_kind_of_tensor_is_copied_bit_for_bit_however_many_threads_help(
 
 def test_a_large_tensor_is_cut_into_pieces_that_cover_it_once(small_pieces: None) -> None:
     moves = [(0, 10_000_000, 250_000), (250_048, 20_000_000, 70_001), (400_000, 30_000_000, 100_003)]
-    cut = list(pieces(moves))
+    cut = list(pieces(moves, 1000))
     assert [sum(move[2] for move in piece) for piece in cut] == [100_003] * 4 + [19_992]
     covered = sorted(move for piece in cut for move in piece)
     for to, source, length in moves:
@@ -89,6 +89,15 @@ def test_a_large_tensor_is_cut_into_pieces_that_cover_it_once(small_pieces: None
         ends = [to, *(start + size for start, _, size in mine)]
         assert [start for start, _, _ in mine] == ends[:-1] and ends[-1] == to + length
         assert all(at - start == source - to for start, at, _ in mine)
+
+
+def test_pieces_are_few_large_ones_first_and_small_ones_last() -> None:
+    sizes = [
+        sum(move[2] for move in piece) for piece in pieces([(0, 0, 200 * MIB), (200 * MIB, 0, 100 * MIB)], 2)
+    ]
+    assert sum(sizes) == 300 * MIB and len(sizes) < 20
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] == 75 * MIB
+    assert sizes[-2] == copy_threads.PIECE_BYTES
 
 
 def test_the_threads_are_kept_from_copy_to_copy_and_none_is_left_after_close(small_pieces: None) -> None:
@@ -169,7 +178,7 @@ def test_no_thread_is_in_the_memory_any_more_when_the_caller_is_interrupted(
 
 
 def test_a_thread_that_comes_late_touches_nothing(threads: CopyThreads, small_pieces: None) -> None:
-    work = copy_threads._Work(pieces([(0, 0, MIB)]))  # addresses that would end the process
+    work = copy_threads._Work(pieces([(0, 0, MIB)], 4))  # addresses that would end the process
     work.end()
     work.help()
     assert work.error is None and len(work) == 0

@@ -18,8 +18,8 @@ from typing import Final, TypeAlias
 #: To which address, from which one, how many bytes.
 Move: TypeAlias = tuple[int, int, int]
 
-#: What one thread takes at a time. Long enough for the copy to run at full speed, short enough that a thread which
-#: gets no CPU holds nobody up for long.
+#: The least that one thread takes at a time: long enough for the copy to run at full speed, short enough that a thread
+#: which gets no CPU holds nobody up for long at the end.
 PIECE_BYTES: Final = 4 * 1024 * 1024
 
 #: A few cores saturate a machine's memory; more would only take them from others.
@@ -48,7 +48,7 @@ class CopyThreads:
     def __repr__(self) -> str:
         return f"<CopyThreads {len(self._threads)} of {self._wanted}>"
 
-    def move(self, moves: Iterable[Move], beside: Callable[[], None]) -> None:
+    def move(self, moves: Sequence[Move], beside: Callable[[], None]) -> None:
         """Make all moves, and meanwhile call `beside` in this thread, which then helps with the rest.
 
         A thread that has no CPU is not waited for: only one that is in the middle of a move is.
@@ -60,7 +60,7 @@ class CopyThreads:
         Raises:
             Exception: What `beside` or any of the threads raised; which moves were made is unknown.
         """
-        work = _Work(pieces(moves))
+        work = _Work(pieces(moves, self._wanted + 1))
         try:
             for _ in range(min(self._wanted, len(work) - 1)):
                 self._ask(work)
@@ -147,20 +147,29 @@ class _Work:
             raise interrupt
 
 
-def pieces(moves: Iterable[Move]) -> Iterator[list[Move]]:
-    """The moves in pieces of PIECE_BYTES, the last one smaller; a large move is cut."""
+def pieces(moves: Sequence[Move], threads: int) -> Iterator[list[Move]]:
+    """The moves in pieces, each half of what would be a thread's share of the rest; a large move is cut.
+
+    So there are few, as a thread needs the interpreter's lock between two; and small ones at the end.
+    """
+    rest = sum(nbytes for _, _, nbytes in moves)
     piece: list[Move] = []
-    room = PIECE_BYTES
+    room = _half_a_share(rest, threads)
     for to, source, left in moves:
         while left:
             part = min(left, room)
             piece.append((to, source, part))
             to, source, left, room = to + part, source + part, left - part, room - part
+            rest -= part
             if not room:
                 yield piece
-                piece, room = [], PIECE_BYTES
+                piece, room = [], _half_a_share(rest, threads)
     if piece:
         yield piece
+
+
+def _half_a_share(rest: int, threads: int) -> int:
+    return max(PIECE_BYTES, rest // (2 * threads))
 
 
 def _spare_cpus() -> int:
