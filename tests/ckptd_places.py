@@ -8,6 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,25 @@ from ckptd.disk.rootdir import DaemonRecord, Root, process_started
 
 
 @pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def places(tmp_path: Path) -> Iterator[Path]:
     """A root's path; sockets and slots lie in folders of this test alone, and its daemons end with it."""
+    with private_places(tmp_path / "root") as root:
+        yield root
+
+
+@contextmanager
+def private_places(root: Path) -> Iterator[Path]:
+    """The same for as long as the context: for several tests that share a daemon."""
     runtime = Path(tempfile.mkdtemp(prefix="ckptd-test-", dir="/tmp"))  # short: a socket's path has 107 bytes
     shm = Path(tempfile.mkdtemp(prefix="ckptd-test-", dir="/dev/shm"))
-    monkeypatch.setenv("CKPTD_RUNTIME_DIR", str(runtime))
-    monkeypatch.setenv("CKPTD_SHM_DIR", str(shm))
-    root = tmp_path / "root"
-    yield root
     try:
-        end_daemon(root)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CKPTD_RUNTIME_DIR", str(runtime))
+            patch.setenv("CKPTD_SHM_DIR", str(shm))
+            try:
+                yield root
+            finally:
+                end_daemon(root)
     finally:
         shutil.rmtree(runtime, ignore_errors=True)
         shutil.rmtree(shm, ignore_errors=True)

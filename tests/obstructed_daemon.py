@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import errno, fnmatch, os, sys, time
 from pathlib import Path
 from ckptd_daemon.__main__ import main
 
-orders, write, mkdir, opens = Path(sys.argv.pop(1)), os.write, os.mkdir, os.open
+orders, write, pwritev, mkdir, opens = Path(sys.argv.pop(1)), os.write, os.pwritev, os.mkdir, os.open
 
 def obey(call, path):
     while True:
@@ -41,6 +41,10 @@ def obedient_write(fd, data):
     obey("write", os.readlink(f"/proc/self/fd/{fd}"))
     return write(fd, data)
 
+def obedient_pwritev(fd, *more):
+    obey("write", os.readlink(f"/proc/self/fd/{fd}"))
+    return pwritev(fd, *more)
+
 def obedient_mkdir(path, *more, **options):
     obey("mkdir", os.fspath(path))
     return mkdir(path, *more, **options)
@@ -51,7 +55,7 @@ def obedient_open(path, flags, *more, dir_fd=None, **options):
         obey("read", os.path.join(folder, os.fspath(path)))
     return opens(path, flags, *more, dir_fd=dir_fd, **options)
 
-os.write, os.mkdir, os.open = obedient_write, obedient_mkdir, obedient_open
+os.write, os.pwritev, os.mkdir, os.open = obedient_write, obedient_pwritev, obedient_mkdir, obedient_open
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -83,10 +87,12 @@ class ObstructedDaemon:
 
 
 @contextmanager
-def obstructed_daemon(root: Path, *flags: str, first: str = "") -> Iterator[ObstructedDaemon]:
+def obstructed_daemon(
+    root: Path, *flags: str, first: str = "", env: Mapping[str, str] | None = None
+) -> Iterator[ObstructedDaemon]:
     """Serves `root`, as leader of its own process group; killed at the end if it is still there.
 
-    `first`: an obstruction it begins with, "call path how".
+    `first`: an obstruction it begins with, "call path how"; `env`: what its environment has besides.
     """
     control = root.parent / f"{root.name}-orders"
     control.mkdir(exist_ok=True)
@@ -94,7 +100,7 @@ def obstructed_daemon(root: Path, *flags: str, first: str = "") -> Iterator[Obst
         (control / "orders").write_text(first)
     command = [sys.executable, "-c", _SCRIPT, str(control / "orders"), "--root", str(root), *flags]
     with hearing_ctrl_c():
-        process = subprocess.Popen(command, start_new_session=True, env=os.environ)
+        process = subprocess.Popen(command, start_new_session=True, env=os.environ | dict(env or {}))
     with process:
         try:
             wait_until(lambda: daemon_of(root) is not None or process.poll() is not None)
