@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,7 @@ def test_everything_changed_in_between_gives_as_many_contents(served: Served) ->
         seen = [contents(saved(ticket)) for ticket in tickets]
     for number, (one, oracle_of_it) in enumerate(zip(seen, wanted, strict=True), 1):
         assert same(one, oracle_of_it), number
-    assert not any(same(one, later) for one, later in zip(wanted, wanted[1:], strict=False))
+    assert not any(same(one, later) for one, later in pairwise(wanted))
 
 
 def test_as_many_as_there_is_room_for_behind_a_slow_writer_are_whole(served: Served) -> None:
