@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +19,10 @@ import torch
 
 import ckptd
 from ckptd.errors import CheckpointWarning, NoDaemon, SharedMemoryTooSmall
-from ckptd.limits import MAX_FRAME_BYTES
+from ckptd.limits import MAX_CREDIT_BYTES, MAX_FRAME_BYTES
 from ckptd.link.connection import Connection
 from ckptd.link.outgoing import Outgoing, Piece
+from ckptd.link.stream_sender import StreamSender
 from ckptd_places import daemon_of, end_daemon, places
 from daemon_parts import eventually
 
@@ -231,6 +234,13 @@ def test_two_clients_stream_at_once_while_a_third_uses_slots(places: Path) -> No
 def test_an_older_snapshot_that_is_still_here_gives_way_to_a_newer_one(
     places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    original = StreamSender.withdraw
+
+    def withdraw(sender: StreamSender, snapshot: int) -> bool:
+        threading.Timer(0.2, go_on.set).start()  # the thread finds that it is withdrawn
+        return original(sender, snapshot)
+
+    monkeypatch.setattr(StreamSender, "withdraw", withdraw)
     with (
         ckptd.Client(places, transport="stream", slots=2, on_busy="skip") as client,
         held_at(monkeypatch, 1) as (reached, go_on, _),
@@ -238,7 +248,6 @@ def test_an_older_snapshot_that_is_still_here_gives_way_to_a_newer_one(
         first = client.snapshot(1, state_of(10, 1))
         assert reached.wait(30)
         second = client.snapshot(2, state_of(10, 2))  # the first is in mid-stream, this one waits
-        threading.Timer(0.1, go_on.set).start()
         with pytest.warns(CheckpointWarning, match="step 1 was superseded"):
             third = client.snapshot(3, state_of(10, 3))
         assert (first.state, second.state) == ("superseded", "staged")
@@ -284,3 +293,84 @@ def test_a_forked_child_harms_no_stream(places: Path, monkeypatch: pytest.Monkey
         go_on.set()
         ticket.wait(timeout_s=30)
     assert_saved(places, state, 1)
+
+
+def run_script(script: str, *args: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, *map(str, args)], stdout=subprocess.PIPE, text=True
+    )
+
+
+KILLED = """
+import os, sys, time, torch, ckptd
+from ckptd.link.outgoing import Outgoing
+original, sent = Outgoing.next_piece, []
+def next_piece(outgoing):
+    if len(sent) == 2:
+        print("held", flush=True)
+        time.sleep(600)
+    piece = original(outgoing)
+    sent.extend([1] if piece else [])
+    return piece
+Outgoing.next_piece = next_piece
+client = ckptd.Client(sys.argv[1], run="killed", transport="stream")
+client.snapshot(1, {"weights": torch.zeros(20_000_000, dtype=torch.uint8)})
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_killed_trainer_has_streamed_half_is_given_up_and_its_memory_freed(places: Path) -> None:
+    with ckptd.Client(places) as client:  # the daemon stays
+        with run_script(KILLED, places) as trainer:
+            try:
+                assert trainer.stdout is not None and trainer.stdout.readline() == "held\n"
+                eventually(lambda: status_of(client, "killed")["client"]["stream"]["have"] > 0)
+                assert client.status()["memory"]["staged_bytes"] >= 20_000_000
+            finally:
+                trainer.kill()
+        eventually(lambda: status_of(client, "killed")["client"] is None)
+        assert client.status()["memory"]["staged_bytes"] == 0
+        assert client.drain(30) == 0
+    assert not list(places.glob("killed/step-*"))
+
+
+MEASURED = """
+import sys, torch, ckptd
+from ckptd.disk.rootdir import DaemonRecord, Root
+def kib(pid, field):
+    return next(int(line.split()[1]) for line in open(f"/proc/{pid}/status") if line.startswith(field))
+state = {"weights": torch.randint(0, 255, (60 * 2**20,), dtype=torch.uint8)}
+with ckptd.Client(sys.argv[1], transport="stream", slots=1) as client:
+    client.snapshot(1, {"weights": torch.ones(100)}).wait()
+    pids = "self", DaemonRecord.read(Root.for_reading(sys.argv[1])).pid
+    for pid in pids:
+        open(f"/proc/{pid}/clear_refs", "w").write("5")
+    before = [kib(pid, "VmRSS") for pid in pids]
+    for step in range(2, 6):
+        client.snapshot(step, state)
+    client.wait()
+    print(*(kib(pid, "VmHWM") - rss for pid, rss in zip(pids, before)))
+"""
+
+
+@pytest.mark.slow
+def test_memory_on_both_sides_is_the_state_and_what_credit_allows(places: Path) -> None:
+    with run_script(MEASURED, places) as trainer:
+        assert trainer.stdout is not None
+        grown = [int(kib) / 1024 for kib in trainer.stdout.read().split()]
+    assert trainer.returncode == 0 and len(grown) == 2
+    for mib in grown:
+        assert 55 < mib < 60 * 1.02 + MAX_CREDIT_BYTES / MIB + 32
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_without_close_has_its_last_snapshot_streamed(places: Path) -> None:
+    script = (
+        "import sys, torch, ckptd\n"
+        "client = ckptd.Client(sys.argv[1], transport='stream')\n"
+        "client.snapshot(1, {'weights': torch.arange(3_000_000)})\n"
+    )
+    with run_script(script, places) as trainer:
+        assert trainer.wait(60) == 0
+    assert torch.equal(ckptd.load(places / "default" / "step-000000001")["weights"], torch.arange(3_000_000))
