@@ -21,7 +21,7 @@ from ckptd.tensors.copy_threads import CopyThreads, Move
 from ckptd.tensors.torch_support import BITS_BY_ITEMSIZE
 
 #: Moves of fewer bytes are made by the calling thread: threads would only wait for the interpreter's lock between them.
-_SMALL_BYTES: Final = 64 * 1024
+_SMALL_BYTES: Final = 128 * 1024
 
 
 def copy_tensors(
