@@ -19,6 +19,7 @@ from torch import nn
 
 import ckptd
 from ckptd.errors import CheckpointWarning, NoSpace, SaveFailed, UnstorableState
+from ckptd.tensors import overlap
 from ckptd_places import private_places
 from fake_daemon import wait_until
 from obstructed_daemon import ObstructedDaemon, obstructed_daemon
@@ -95,7 +96,10 @@ def daemon(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def served(daemon: Served, request: pytest.FixtureRequest) -> Iterator[Served]:
+def served(
+    daemon: Served, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Served]:
+    monkeypatch.setattr(overlap, "AT_ONCE_BYTES", 0)  # the states here are small, and are to overlap too
     daemon.run = f"run-{abs(hash(request.node.name))}"
     yield daemon
     daemon.daemon.clear()
