@@ -199,12 +199,9 @@ class FakeDaemon:
     def _supersede(self, request: wire.Supersede) -> wire.Notice:
         held = next((one for one in self._held if one[1].snapshot == request.snapshot), None)
         notice = wire.Notice(
-            id=request.id,
-            client_id=request.client_id,
-            snapshot=request.snapshot,
-            step=request.step,
-            state="writing",
-        )
+            id=request.id, client_id=request.client_id, snapshot=request.snapshot, step=request.step,
+            state="unknown" if held is None else "writing",
+        )  # fmt: skip
         if held is None or self.slots[held[1].slot].header().state is not SlotState.SEALED:
             return notice
         self._held.remove(held)

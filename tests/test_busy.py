@@ -77,6 +77,24 @@ def test_the_oldest_that_is_not_being_written_gives_way_and_is_no_error(
     assert [(one.snapshot, one.step) for one in fake.named(wire.Supersede)] == [(1, 1)]  # type: ignore[union-attr]
 
 
+def test_what_the_daemon_has_not_accepted_yet_gives_way_a_moment_later(root: Root, fake: FakeDaemon) -> None:
+    fake.queues, fake.deaf_to = True, {"Push"}
+    with client_of(root, on_busy="skip", slots=1) as client:
+        first = client.snapshot(1, state_of(1.0))
+
+        def hear_when_asked() -> None:
+            wait_until(lambda: len(fake.named(wire.Supersede)) >= 2)
+            fake.deaf_to = set()
+
+        helper = threading.Thread(target=hear_when_asked)
+        helper.start()
+        with pytest.warns(CheckpointWarning, match="step 1 was superseded"):
+            second = client.snapshot(2, state_of(2.0))
+        helper.join()
+        assert (first.state, second.state) == ("superseded", "staged")
+        fake.release()
+
+
 def test_with_one_slot_that_is_being_written_supersede_waits_for_the_write(
     root: Root, fake: FakeDaemon
 ) -> None:

@@ -250,7 +250,7 @@ def test_an_older_snapshot_that_is_still_here_gives_way_to_a_newer_one(
         second = client.snapshot(2, state_of(10, 2))  # the first is in mid-stream, this one waits
         with pytest.warns(CheckpointWarning, match="step 1 was superseded"):
             third = client.snapshot(3, state_of(10, 3))
-        assert (first.state, second.state) == ("superseded", "staged")
+        assert first.state == "superseded" and second.state in ("staged", "writing", "committed")
         third.wait(timeout_s=30)
     assert_saved(places, state_of(10, 3), 3)
 

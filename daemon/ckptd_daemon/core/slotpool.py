@@ -88,7 +88,9 @@ class SlotPool:
             SharedMemoryTooSmall: There is no room for all of them; none is made.
             OSError: Another failure; none is left.
         """
-        check_room(count * slot_bytes, self._rooms(self.folder), show_slots(count, slot_bytes))
+        check_room(
+            count * slot_bytes, self._rooms(self.folder), f"the slots ({show_slots(count, slot_bytes)})"
+        )
         made: list[Slot] = []
         try:
             for number in range(count):
