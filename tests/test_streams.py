@@ -107,21 +107,24 @@ def test_what_waits_in_memory_stays_within_the_credit_however_often_a_stream_is_
             desk.streams.handle(client.identity, wire.encode(frame), piece, leaving=False)
 
     before = len(desk.sent)
-    hold(0)
-    desk.streams.handle(client.identity, wire.encode(begin), None, leaving=False)
-    hold(1)
-    send_all()  # before it is said how much is here: a stream that goes on from there sends the same again
-    os.write(holds[0][1], b"x")
-    while not any(isinstance(reply, wire.StreamState) for _, reply in desk.sent[before:]):
-        select.select([desk.hasher], [], [], 10)
-        desk.hasher.deliver()
-    send_all()
-    refused = sum(isinstance(reply, wire.Refused) for _, reply in desk.sent[before:])
-    assert (2 * MAX_CREDIT_BYTES // MAX_FRAME_BYTES - refused) * MAX_FRAME_BYTES <= MAX_CREDIT_BYTES
-    os.write(holds[1][1], b"x")
-    desk.settle()
-    for fd in (fd for hold_ in holds for fd in hold_):
-        os.close(fd)
+    try:
+        hold(0)
+        desk.streams.handle(client.identity, wire.encode(begin), None, leaving=False)
+        hold(1)
+        send_all()  # before it is said how much is here: a stream that goes on from there sends the same again
+        os.write(holds[0][1], b"x")
+        while not any(isinstance(reply, wire.StreamState) for _, reply in desk.sent[before:]):
+            select.select([desk.hasher], [], [], 10)
+            desk.hasher.deliver()
+        send_all()
+        refused = sum(isinstance(reply, wire.Refused) for _, reply in desk.sent[before:])
+        assert (2 * MAX_CREDIT_BYTES // MAX_FRAME_BYTES - refused) * MAX_FRAME_BYTES <= MAX_CREDIT_BYTES
+    finally:
+        for _, writing in holds:
+            os.write(writing, b"x")
+        desk.settle()
+        for fd in (fd for pair in holds for fd in pair):
+            os.close(fd)
 
 
 def test_who_is_not_attached_or_has_another_token_can_not_stream(desk: StreamDesk) -> None:
