@@ -10,7 +10,7 @@ import pytest
 
 from ckptd.errors import SaveFailed
 from ckptd.snapshot.slots import Slot
-from ckptd_daemon.core.proofs import PROVE_AFTER_S, Proofs
+from ckptd_daemon.core.proofs import LIVING_AFTER_S, PROVE_AFTER_S, Proofs
 from ckptd_daemon.core.snapshots import Snapshot
 from ckptd_daemon.core.worker import Worker
 from daemon_parts import new_client_id, places_in, slot_size
@@ -24,7 +24,7 @@ class ProvingRig(Rig):
 
     def begin(self) -> None:
         self.prover = Worker("proofs")
-        self.proofs = Proofs(self.pipeline, self.pool, self.prover, lambda: self.clock)
+        self.proofs = Proofs(self.pipeline, self.pool, self.prover, lambda: self.clock, self.attached)
         self.prover.start()
 
     def waiting(self, number: int = 1, data: bytes = b"abc") -> tuple[Snapshot, Slot]:
@@ -74,6 +74,20 @@ def test_a_snapshot_that_waits_longer_than_a_second_is_proven_once(rig: ProvingR
     slot.data[0] ^= 1
     rig.prove()  # what was proven isn't proven again: damage since would be sealed
     assert slot.proof() == proof
+
+
+def test_while_its_trainer_lives_it_is_left_ten_seconds_to_be_written(rig: ProvingRig) -> None:
+    _, slot = rig.waiting()
+    rig.connected.add(CLIENT)
+    rig.prove(LIVING_AFTER_S * 0.9)
+    assert slot.proof() is None
+    rig.connected.clear()  # it died: whoever comes next may want it
+    rig.prove(0.0)
+    assert slot.proof() is not None
+    _, other = rig.waiting(2)
+    rig.connected.add(CLIENT)
+    rig.prove(LIVING_AFTER_S)
+    assert other.proof() is not None
 
 
 def test_the_proof_of_an_earlier_daemon_is_kept(rig: ProvingRig) -> None:

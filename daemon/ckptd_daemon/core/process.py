@@ -177,7 +177,7 @@ class Daemon:
             ),
         )  # fmt: skip
         late_slots = LateSlots(self._disk, clients, self._pool, time.monotonic)
-        self._proofs = Proofs(clients.pipeline, self._pool, self._prover, time.monotonic)
+        self._proofs = Proofs(clients.pipeline, self._pool, self._prover, time.monotonic, clients.attached)
 
         def keep_house() -> None:
             late_slots.look()

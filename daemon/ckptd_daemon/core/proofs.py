@@ -1,8 +1,8 @@
 """The proofs of slots that wait: the hash of what was sealed, so that a trainer that comes back may restore from there.
 
 Most snapshots are written at once and need none. One that isn't written PROVE_AFTER_S after it was accepted is hashed
-in a thread of its own, at the lowest priority. Damage to its memory from then on is found, by the restore and by the
-write; before, nobody could tell.
+in a thread of its own, at the lowest priority; while its trainer lives and trains, LIVING_AFTER_S after. Damage to its
+memory from then on is found, by the restore and by the write; before, nobody could tell.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ckptd_daemon.core.worker import Worker
 log = logging.getLogger(__name__)
 
 PROVE_AFTER_S: Final = 1.0
+LIVING_AFTER_S: Final = 10.0
 
 
 class Proofs:
@@ -35,9 +36,14 @@ class Proofs:
         pool: The slots that another process may open.
         worker: The thread; given the lowest priority for good.
         now: A monotonic clock in seconds.
+        lives: Whether a client is there: nobody restores from its slots then, and its trainer needs the CPUs.
     """
 
-    def __init__(self, pipeline: Pipeline, pool: SlotPool, worker: Worker, now: Callable[[], float]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, pool: SlotPool, worker: Worker, now: Callable[[], float],
+        lives: Callable[[str], bool],
+    ) -> None:  # fmt: skip
+        self._lives = lives
         self._pipeline, self._pool, self._worker, self._now = pipeline, pool, worker, now
         self._since: dict[Snapshot, float] = {}  # since when each of the unwritten is known
         self._asked: set[Snapshot] = set()
@@ -50,7 +56,9 @@ class Proofs:
         self._since = {one: self._since.get(one, now) for one in waiting}
         self._asked.intersection_update(waiting)
         for snapshot, since in self._since.items():
-            if now - since >= PROVE_AFTER_S and snapshot not in self._asked:
+            if now - since < PROVE_AFTER_S or snapshot in self._asked:
+                continue
+            if now - since >= LIVING_AFTER_S or not self._lives(snapshot.client_id):
                 self._asked.add(snapshot)
                 if snapshot.slot is not None and snapshot.slot in self._pool:
                     self._prove(snapshot, snapshot.slot)
