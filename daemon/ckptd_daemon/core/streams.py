@@ -39,14 +39,14 @@ class Stream:
         identity: The connection it comes by.
         begin: What was said of it.
         incoming: Its memory; None while there is none for it.
-        resuming: How much is here is being found out; nothing is taken meanwhile.
+        resuming: How many Begins aren't answered yet; nothing is taken meanwhile.
     """
 
     session: Session
     identity: bytes
     begin: wire.StreamBegin
     incoming: Incoming | None = None
-    resuming: bool = False
+    resuming: int = 0
     account: Account = field(default_factory=Account)
 
     @property
@@ -194,7 +194,8 @@ class Streams:
         else:
             # What arrived before this is taken in, or refused, before it is answered and before anything more is
             # taken: what waits in memory stays within the credit, however often somebody begins anew.
-            taken, number, stream.resuming = stream.incoming, stream.begin.id, True
+            taken, number = stream.incoming, stream.begin.id
+            stream.resuming += 1
             self._worker.submit(lambda: taken.have, lambda _: self._resume(stream, taken, number))
 
     def _receive_in_memory(self, stream: Stream) -> None:
@@ -210,7 +211,7 @@ class Streams:
         if not self._is_current(stream, incoming):
             return
         stream.account.arrived = stream.account.have = incoming.have
-        stream.resuming = False
+        stream.resuming -= 1
         stream.account.upto = max(stream.account.upto, incoming.have)
         self._grant(but=stream)
         self._tell(stream, message_id)
