@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,14 @@ from torch import nn
 
 import ckptd
 from ckptd.disk.checkpoint_reader import CheckpointReader
-from ckptd.errors import CheckpointWarning, CorruptCheckpoint, RestoreFailed, RestoreTorn, StateMismatch
+from ckptd.errors import (
+    CheckpointGone,
+    CheckpointWarning,
+    CorruptCheckpoint,
+    RestoreFailed,
+    RestoreTorn,
+    StateMismatch,
+)
 from ckptd.tensors.unread import address_of
 from round_trip import same
 
@@ -164,6 +172,26 @@ def test_one_that_doesnt_fit_after_a_damaged_one_is_no_longer_said_to_leave_the_
         client.snapshot(2, trained(make(2)))
     flip(folder_of(root, 2))
     with pytest.raises(RestoreFailed, match=r"StateMismatch.*more") as caught:
+        restored(root, trained(make(50)))
+    assert caught.value.state_touched
+
+
+def test_one_that_vanishes_with_all_others_while_it_is_in_the_state_is_no_fresh_start(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(root, 1)
+    real = CheckpointReader.read_into
+
+    def read_into(self: CheckpointReader, name: str, spans: Any) -> None:
+        if not name.startswith("model"):
+            real(self, name, spans)
+            return
+        if (root / "default").exists():
+            shutil.rmtree(root / "default")
+        raise CheckpointGone("deleted", where=self.path)
+
+    monkeypatch.setattr(CheckpointReader, "read_into", read_into)
+    with pytest.raises(RestoreFailed) as caught:
         restored(root, trained(make(50)))
     assert caught.value.state_touched
 

@@ -125,7 +125,7 @@ def _restore_first(root: Root, run: str, step: int | None, search: _Search) -> R
             resumed = search.first_whole(chosen)
             if resumed is not None:
                 return resumed
-            if step is None and not search.passed:
+            if step is None and not (search.passed or search.touched):
                 return None
             raise search.failure(run_dir)
     raise CheckpointGone("checkpoints keep vanishing while they are read", where=str(run_dir))

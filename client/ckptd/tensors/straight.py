@@ -26,9 +26,11 @@ def straight(targets: Collection[Target], uses: Counter[int], unread: Unread) ->
         uses: How often the checkpoint has the memory at an address.
         unread: What may still be read anywhere.
     """
+    if not unread:
+        return {}
     across = {id(target) for group in overlapping(targets) if not is_one_tensor(group) for target in group}
     found: dict[int, list[Target]] = defaultdict(list)
-    for target in targets if unread else ():
+    for target in targets:
         if target.stored is not None and target.stored.numel():
             found[address_of(target.stored)].append(target)
     return {
