@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
 from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import CkptdError
-from ckptd.limits import MAX_MESSAGE_BYTES, MIB
+from ckptd.limits import MAX_FRAME_BYTES, MAX_MESSAGE_BYTES, MIB
 from ckptd.link import wire
-from daemon_parts import BareClient, DaemonProcess, Places, places_in
+from ckptd.snapshot.descriptor_codec import encode
+from ckptd.snapshot.slots import streamed_bytes
+from daemon_parts import BareClient, DaemonProcess, Places, descriptor_of, places_in
 
 pytestmark = pytest.mark.slow
 
@@ -28,13 +32,13 @@ def places(tmp_path: Path) -> Iterator[Places]:
 
 
 @contextlib.contextmanager
-def raw_connection(places: Places) -> Iterator[zmq.Socket[bytes]]:
+def raw_connection(places: Places, endpoint: str = "") -> Iterator[zmq.Socket[bytes]]:
     record = DaemonRecord.read(Root.for_reading(places.root))
     assert record is not None
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 1000)
         socket.setsockopt(zmq.SNDTIMEO, 10_000)
-        socket.connect(record.endpoint)
+        socket.connect(endpoint or record.endpoint)
         yield socket
 
 
@@ -142,3 +146,47 @@ def flood(client: BareClient, over: threading.Event) -> None:
         ):  # fmt: skip
             with contextlib.suppress(CkptdError):
                 client.connection.send(message)
+
+
+def test_random_bytes_at_the_socket_for_streams_keep_nobody_from_streaming(places: Places) -> None:
+    daemon = DaemonProcess(places)
+    try:
+        daemon.ready()
+        client = BareClient(places.root)
+        attached = client.attach()
+        chance, data = random.Random(1), os.urandom(300_000)
+        descriptor = encode(descriptor_of(client.client_id, 1, data))
+        begin = wire.StreamBegin(
+            id=1, client_id=client.client_id, token=attached.stream_token, snapshot=1, generation=1,
+            data_bytes=len(data), descriptor_bytes=len(descriptor), slots=1,
+        )  # fmt: skip
+        others = [
+            wire.encode(message)
+            for message in (
+                msgspec.structs.replace(begin, token="guessed"),
+                msgspec.structs.replace(begin, data_bytes=2**61, token="guessed"),
+                wire.StreamFrame(id=2, snapshot=1, generation=1, offset=0, sha256=bytes(32)),
+            )
+        ]
+        with (
+            raw_connection(places, attached.stream) as noisy,
+            raw_connection(places, attached.stream) as socket,
+        ):
+            for number in range(1000):
+                noisy.send_multipart(others[number : number + 1] or noise(chance, others))
+            noisy.send(bytes(MAX_FRAME_BYTES + 4096))  # too long: libzmq drops the connection
+            socket.send(wire.encode(begin))
+            while not (state := wire.decode_reply(socket.recv())).upto:  # type: ignore[union-attr]
+                pass
+            total = streamed_bytes(len(data), len(descriptor))
+            assert state.upto == total  # type: ignore[union-attr]
+            whole = data + bytes(total - len(data) - len(descriptor)) + descriptor
+            frame = wire.StreamFrame(
+                id=2, snapshot=1, generation=1, offset=0, sha256=hashlib.sha256(whole).digest()
+            )
+            socket.send_multipart([wire.encode(frame), whole])
+            assert client.wait_for(1, "committed").name == "step-000000001"
+        assert client.status()["memory"]["staged_bytes"] < 2**20
+        client.close()
+    finally:
+        daemon.kill()
