@@ -57,13 +57,16 @@ class DcpCached(DcpThread):
 
     def __init__(self, folder: Path, saved: Saved) -> None:
         super().__init__(folder, saved)
-        options = dcp.staging.StagingOptions(
-            use_pinned_memory=False, use_shared_memory=self.shared, use_async_staging=False, use_non_blocking_copy=False
-        )  # fmt: skip
-        self._stager = dcp.staging.DefaultStager(options)
+        self._stager: Any = None
 
     def stager(self) -> Any:
         """Always the same."""
+        if self._stager is None:  # not before: an older torch has none, and this contestant is left out
+            options = dcp.staging.StagingOptions(
+                use_pinned_memory=False, use_shared_memory=self.shared, use_async_staging=False,
+                use_non_blocking_copy=False,
+            )  # fmt: skip
+            self._stager = dcp.staging.DefaultStager(options)
         return self._stager
 
     def threads(self) -> int:
@@ -72,7 +75,8 @@ class DcpCached(DcpThread):
 
     def close(self) -> None:
         """Its memory is freed."""
-        self._stager.close()
+        if self._stager is not None:
+            self._stager.close()
 
 
 class DcpProcess(DcpCached):

@@ -112,7 +112,7 @@ LINES: Final = (
     Line("first", "first snapshot after reserve()", "a warm one", 1.25, "×", answers.first),
     Line("durable", "durable, hashed, indexed", "the slower of best raw write and SHA-256 on all cores",
          1.15, "×", answers.durable),
-    Line("durable_torch", "durable, hashed, indexed", "torch.save + fsync",
+    Line("durable_torch", "durable, beside torch.save + fsync", "torch.save + fsync",
          0.55, "×", simple("save", _OURS, ("torch.save + fsync", "done"))),
     Line("verified", "durable, then re-read and re-hashed", "best raw write + best raw uncached read",
          1.2, "×", answers.verified),

@@ -6,8 +6,18 @@ import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Final
 
 from settings import mount_of
+
+_KINDS: Final = {
+    "nvme": "NVMe",
+    "vd": "virtio",
+    "xvd": "Xen",
+    "sd": "SCSI or SATA",
+    "dm": "device mapper",
+    "md": "RAID",
+}
 
 
 def describe(work: Path) -> dict[str, str]:
@@ -37,7 +47,7 @@ def _memory_gib() -> float:
 
 
 def _disk(device: str) -> str:
-    """The kind of disk below a device: its driver's letters, and whether it spins."""
+    """The kind of disk below a device by its driver's letters, and what it says of itself."""
     try:
         block = Path(f"/sys/dev/block/{device}").resolve(strict=True)
         queue = next(one / "queue" for one in (block, block.parent) if (one / "queue").is_dir())
@@ -46,9 +56,10 @@ def _disk(device: str) -> str:
         scheduler = (queue / "scheduler").read_text("utf-8").partition("[")[2].partition("]")[0]
     except (OSError, StopIteration):
         return "unknown"
-    kind = queue.parent.name.rstrip("0123456789n")
+    name = queue.parent.name
+    kind = next((word for start, word in _KINDS.items() if name.startswith(start)), "unknown kind")
     spinning = "says it spins" if spins else "says it doesn't spin"
-    return f"{kind}… ({spinning}; cache: {cache}; scheduler: {scheduler})"
+    return f"{kind} ({spinning}; cache: {cache}; scheduler: {scheduler or 'none'})"
 
 
 def _version(package: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +32,7 @@ class Table:
 
     title: str
     head: Row
-    rows: list[Row]
+    rows: Sequence[Row]
 
     def as_markdown(self) -> str:
         """With the title as a heading."""

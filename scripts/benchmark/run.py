@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -35,6 +36,9 @@ _SECTIONS = (
 def main(argv: list[str]) -> int:
     """Exit code 0, whatever the lines say: a figure that is short is a result."""
     wanted, args = settings.parse(argv)
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # daemons and folders go all the same
     began, at, course = time.monotonic(), report.now(), Course()
     with settings.work_folder(args.root) as work, own_places():
         on = machine.describe(work)
