@@ -15,6 +15,7 @@ from torch import nn
 
 import ckptd
 from ckptd.errors import CheckpointWarning, UnstorableState
+from ckptd.link import giving_way
 from ckptd_places import places
 from live_daemon import wait_until
 from obstructed_daemon import ObstructedDaemon, obstructed_daemon
@@ -221,8 +222,9 @@ def test_with_on_busy_skip_and_one_slot_the_step_that_was_skipped_is_named_and_t
 @pytest.mark.parametrize("transport", ["shm", "stream"])
 @pytest.mark.parametrize("on_busy", ["skip", "supersede"])
 def test_with_two_slots_the_one_that_waits_gives_way_is_named_and_the_others_are_whole(
-    root: Path, on_busy: Any, transport: Any
+    root: Path, on_busy: Any, transport: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(giving_way, "_ANSWER_S", 60.0)  # however loaded the machine is
     with slow_writer(root, on_busy=on_busy, transport=transport) as (daemon, client):
         client.reserve(weights(0))
         stall(daemon)
@@ -244,8 +246,9 @@ def test_with_two_slots_the_one_that_waits_gives_way_is_named_and_the_others_are
     ("on_busy", "slots"), [("wait", 2), ("skip", 1), ("skip", 2), ("supersede", 1), ("supersede", 2)]
 )
 def test_fifty_at_many_times_the_writing_speed_use_their_slots_and_the_last_is_written(
-    root: Path, on_busy: Any, slots: int
+    root: Path, on_busy: Any, slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(giving_way, "_ANSWER_S", 60.0)
     folder = Path(os.environ["CKPTD_SHM_DIR"])
 
     def staged_bytes() -> int:

@@ -11,7 +11,7 @@ from ckptd.link.daemon_link import DaemonLink
 
 __all__ = ["GivingWay"]
 
-_ANSWER_S: Final = 1.0  # bound of the wait for one answer: the daemon's loop waits for nothing
+_ANSWER_S: Final = 2.0  # bound of the wait for one answer: the daemon's loop waits for nothing
 _AGAIN_S: Final = 0.02  # what the daemon hasn't accepted yet is asked for again after so long
 
 
@@ -41,7 +41,7 @@ class GivingWay:
     def may_come(self, now: float) -> bool:
         """Whether a slot may be given up soon; asks for the next one when the last answer is there.
 
-        What is being written, and what the daemon hasn't answered for within a second, doesn't give way.
+        What is being written, and what the daemon hasn't answered for in time, doesn't give way.
         """
         if self._question is not None and not self._link.answered(self._question):
             return self.is_open(now)
