@@ -12,7 +12,7 @@ import torch
 
 from ckptd.snapshot.descriptor import TensorSpec
 from ckptd.tensors import background_copy
-from ckptd.tensors.background_copy import BATCH_BYTES, BackgroundCopy, batches
+from ckptd.tensors.background_copy import BATCH_BYTES, BackgroundCopy, CopyThread, batches
 from ckptd.tensors.capture import capture
 from ckptd.tensors.copy_threads import CopyThreads
 from fake_daemon import wait_until
@@ -23,6 +23,13 @@ def pairs_of(state: dict[str, Any]) -> tuple[list[tuple[TensorSpec, torch.Tensor
     captured = capture(state, rng=False)
     owned = [row for row in captured.tensors if row.alias_of is None]
     return list(zip(owned, captured.sources, strict=True)), memoryview(bytearray(captured.data_bytes))
+
+
+def started(copy: BackgroundCopy) -> None:
+    """In a thread that ends with it."""
+    thread = CopyThread()
+    thread.begin(copy)
+    thread.close()
 
 
 STATE = {
@@ -51,7 +58,7 @@ def test_every_byte_arrives_whoever_copies_it(helping: bool) -> None:
     given, memory = pairs_of(STATE)
     ended = threading.Event()
     copy = BackgroundCopy(given, [], memory, threads=CopyThreads(1), ended=lambda _: ended.set())
-    copy.start()
+    started(copy)
     if helping:
         copy.let_go()
     assert copy.wait(20)
@@ -66,7 +73,7 @@ def test_who_waits_takes_over_what_is_left(monkeypatch: pytest.MonkeyPatch) -> N
     held = HeldCopies(monkeypatch)
     given, memory = pairs_of({"a": torch.ones(256), "b": torch.ones(256), "c": torch.ones(256)})
     copy = BackgroundCopy(given, [], memory, threads=None, ended=lambda _: None)
-    copy.start()
+    started(copy)
     assert held.begun.wait(10)
     assert not copy.wait(0.01)
     held.begun.clear()
@@ -80,7 +87,7 @@ def test_nothing_is_kept_of_a_copy_that_has_ended() -> None:
     given, memory = pairs_of({"a": torch.ones(256)})
     source = weakref.ref(given[0][1])
     copy = BackgroundCopy(given, [], memory, threads=None, ended=lambda _: None)
-    copy.start()
+    started(copy)
     assert copy.wait(10)
     del given
     memory.release()  # refused while anything views it
@@ -94,7 +101,7 @@ def test_nothing_is_kept_of_a_copy_that_failed(monkeypatch: pytest.MonkeyPatch) 
     given, memory = pairs_of({"a": torch.ones(256), "b": torch.ones(256)})
     source = weakref.ref(given[0][1])
     copy = BackgroundCopy(given, [], memory, threads=None, ended=lambda _: None)
-    copy.start()
+    started(copy)
     assert copy.wait(10)
     assert str(copy.error) == "gone"
     assert len(held.by) == 1
@@ -111,7 +118,7 @@ def test_where_no_thread_can_be_started_all_is_copied_at_once(monkeypatch: pytes
     copy = BackgroundCopy(given, [], memory, threads=None, ended=told.append)
     with monkeypatch.context() as patch:
         patch.setattr(background_copy.threading.Thread, "start", refused)
-        copy.start()
+        started(copy)
     assert copy.has_ended
     assert told == [copy]
     assert bytes(memory) == torch.ones(256).numpy().tobytes()

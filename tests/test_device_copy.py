@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import ckptd
 from ckptd.disk.rootdir import Root
 from ckptd.tensors import device_copy, overlap, state_copy
-from ckptd.tensors.background_copy import BackgroundCopy
+from ckptd.tensors.background_copy import BackgroundCopy, CopyThread
 from ckptd.tensors.capture import capture
 from ckptd.tensors.device_copy import DeviceCopy
 from ckptd_places import places
@@ -97,7 +97,7 @@ def test_a_step_orders_its_stream_and_only_the_copys_thread_waits_for_the_device
     copy = BackgroundCopy([], [device], memoryview(bytearray()), threads=None, ended=lambda _: None)
     copy.let_go()
     assert cuda.log[2:] == ["trainer waits for an event of side"]
-    copy.start()
+    CopyThread().begin(copy)
     assert copy.wait(10)
     assert cuda.log[3:] == ["the host waits for side"]
     assert place.tensor.tolist() == [3.0] * 4
@@ -109,7 +109,7 @@ def test_devices_are_waited_for_after_an_error_too() -> None:
     broken: Any = [(None, None)]
     copy = BackgroundCopy([], [device], memoryview(bytearray()), threads=None, ended=lambda _: None)
     copy._left.append(broken)
-    copy.start()
+    CopyThread().begin(copy)
     assert copy.wait(10)
     assert copy.error is not None
     assert cuda.log[-1] == "the host waits for side"

@@ -7,7 +7,9 @@ spared the passes beside it nothing, and left more to the step; on busy CPUs it 
 
 from __future__ import annotations
 
+import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
@@ -19,7 +21,7 @@ from ckptd.tensors.copy_threads import CopyThreads
 from ckptd.tensors.copying import copy_tensors
 from ckptd.tensors.device_copy import DeviceCopy
 
-__all__ = ["BackgroundCopy", "Batch", "batches"]
+__all__ = ["BackgroundCopy", "Batch", "CopyThread", "batches"]
 
 #: What the thread copies at a time: a step waits for one batch at most before it takes over.
 BATCH_BYTES: Final = 8 * 1024 * 1024
@@ -28,7 +30,7 @@ Batch: TypeAlias = list[tuple[TensorSpec, torch.Tensor]]
 
 
 class BackgroundCopy:
-    """The copy of some tensors into one slot.
+    """The copy of some tensors into one slot; a CopyThread runs it.
 
     Args:
         given: What to copy from the host's memory.
@@ -56,13 +58,6 @@ class BackgroundCopy:
     def __repr__(self) -> str:
         return f"<BackgroundCopy {len(self._left)} batches left, {'ended' if self._arrived.is_set() else 'under way'}>"
 
-    def start(self) -> None:
-        """Begin, in a thread of its own; where the system gives none, all is copied here."""
-        try:
-            threading.Thread(target=self._run, name="ckptd-overlap", daemon=True).start()
-        except RuntimeError:
-            self._run()
-
     @property
     def has_ended(self) -> bool:
         """Whether every byte has arrived, or one can't."""
@@ -84,6 +79,26 @@ class BackgroundCopy:
             self._free()
         return self._arrived.wait(timeout_s)
 
+    def run(self) -> None:
+        """Copy everything; of the thread that copies."""
+        try:
+            while (batch := self._take()) is not None:
+                self._copy(batch, None)
+            self._free()
+            # After an error too: what they read must stay until they are through.
+            for device in self._devices:
+                device.wait()
+        except BaseException as error:  # noqa: BLE001 - there is no caller here; whoever waits is told
+            self.error = error
+        finally:
+            self._left.clear()
+            if self.error is not None:
+                self.error = self.error.with_traceback(None)  # its frames hold tensors and memory
+            self._devices, self._memory, self._threads = (), memoryview(b""), None
+            self._arrived.set()
+            tell, self._tell = self._tell, _nobody
+            tell(self)
+
     # --- inside ----------------------------------------------------------------------------------
 
     def _free(self) -> None:
@@ -96,26 +111,6 @@ class BackgroundCopy:
             self._copy(rest, self._threads)
         with self._changed:
             self._changed.wait_for(lambda: not self._copying)
-
-    def _run(self) -> None:
-        try:
-            while (batch := self._take()) is not None:
-                self._copy(batch, None)
-            self._free()
-            for (
-                device
-            ) in self._devices:  # also after an error: what they read must stay until they are through
-                device.wait()
-        except BaseException as error:  # noqa: BLE001 - there is no caller here; whoever waits is told
-            self.error = error
-        finally:
-            self._left.clear()
-            if self.error is not None:
-                self.error = self.error.with_traceback(None)  # its frames hold tensors and memory
-            self._devices, self._memory, self._threads = (), memoryview(b""), None
-            self._arrived.set()
-            tell, self._tell = self._tell, _nobody
-            tell(self)
 
     def _take(self) -> Batch | None:
         with self._changed:
@@ -137,6 +132,35 @@ class BackgroundCopy:
             with self._changed:
                 self._copying -= 1
                 self._changed.notify_all()
+
+
+class CopyThread:
+    """One thread for the life of a client, from its first copy on: to start one for each would hold the trainer up."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[BackgroundCopy | None] = queue.SimpleQueue()
+        self._started = False
+        self.close = weakref.finalize(self, self._asked.put, None)  #: Let it end; waits for nothing.
+        self.close.atexit = False
+
+    def begin(self, copy: BackgroundCopy) -> None:
+        """Have it run `copy`; where the system gives no thread, all is copied here."""
+        if not self._started:
+            try:
+                threading.Thread(
+                    target=_serve, args=(self._asked,), name="ckptd-overlap", daemon=True
+                ).start()
+            except RuntimeError:
+                return copy.run()
+            self._started = True
+        self._asked.put(copy)
+        return None
+
+
+def _serve(asked: queue.SimpleQueue[BackgroundCopy | None]) -> None:
+    while (copy := asked.get()) is not None:
+        copy.run()
+        del copy  # nothing of it stays while this thread waits for the next
 
 
 def batches(given: Iterable[tuple[TensorSpec, torch.Tensor]]) -> Iterator[Batch]:

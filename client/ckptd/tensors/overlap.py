@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeAlias
 
-from ckptd.tensors.background_copy import BackgroundCopy
+from ckptd.tensors.background_copy import BackgroundCopy, CopyThread
 from ckptd.tensors.capture import Captured
 from ckptd.tensors.copy_threads import CopyThreads
 from ckptd.tensors.deferring import deferred
@@ -28,7 +28,8 @@ class Overlap:
 
     def __init__(self) -> None:
         gate.enter()
-        self.close = weakref.finalize(self, gate.leave)  #: Let steps go without it. May be called twice.
+        self._leave = weakref.finalize(self, gate.leave)
+        self._thread = CopyThread()
         self._to_say: list[str] = []
         self._said: set[str] = set()
 
@@ -44,7 +45,15 @@ class Overlap:
         waiting = sum(source.nbytes for source, waits in zip(sources, found.waits, strict=True) if waits)
         if waiting <= AT_ONCE_BYTES and not any(map(has_side_stream, sources)):
             return None
-        return lambda memory, ended: copy_beside(captured, found, memory, threads=threads, ended=ended)
+        thread = self._thread
+        return lambda memory, ended: copy_beside(
+            captured, found, memory, thread=thread, threads=threads, ended=ended
+        )
+
+    def close(self) -> None:
+        """Let steps go without it. May be called twice."""
+        self._leave()
+        self._thread.close()
 
     def take_notes(self) -> list[str]:
         """What is to be told the user, each thing once."""

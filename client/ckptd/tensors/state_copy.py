@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import torch
 
-from ckptd.tensors.background_copy import BackgroundCopy, Batch
+from ckptd.tensors.background_copy import BackgroundCopy, Batch, CopyThread
 from ckptd.tensors.capture import Captured
 from ckptd.tensors.copy_threads import CopyThreads
 from ckptd.tensors.copying import copy_tensors
@@ -49,7 +49,7 @@ def copy_at_once(captured: Captured, memory: memoryview, threads: CopyThreads | 
 
 def copy_beside(
     captured: Captured, deferred: Deferred, memory: memoryview, *,
-    threads: CopyThreads | None = None, ended: Callable[[], None],
+    thread: CopyThread, threads: CopyThreads | None = None, ended: Callable[[], None],
 ) -> BackgroundCopy:  # fmt: skip
     """Copy what must be copied now, and begin with the rest; the next step of any optimizer waits for it.
 
@@ -59,6 +59,7 @@ def copy_beside(
         captured: The state.
         deferred: What can wait.
         memory: Where to. It must stay until the copy has ended.
+        thread: Who copies the rest.
         threads: Who helps with what is copied now, and whoever must wait for the rest.
         ended: Called in the copy's thread once no step has to wait any more, whether it went well or not.
     """
@@ -73,7 +74,7 @@ def copy_beside(
     copy = BackgroundCopy(host.later, under_way, memory, threads=threads, ended=let_steps_pass)
     gate.hold(copy, deferred.modules)
     try:
-        copy.start()
+        thread.begin(copy)
     except BaseException:
         gate.drop(copy)
         raise
