@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from ckptd.errors import CkptdError, InvalidArgument, UnstorableState
-from ckptd.limits import MIB
 from ckptd.snapshot.descriptor import Sharding
 from ckptd.snapshot.values import PackedNumbers, TensorRef
 from ckptd.tensors.capture import Captured, capture, copy_into
