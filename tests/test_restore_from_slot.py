@@ -19,7 +19,7 @@ import ckptd
 from ckptd.disk.decisions import read_decisions
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series_entries import read_series
-from ckptd.errors import CheckpointWarning, RestoreFailed, TimedOut
+from ckptd.errors import CheckpointWarning, RestoreFailed, StateMismatch, TimedOut
 from ckptd.snapshot.sealed_slot import SealedSlot, sealed_slots
 from ckptd.snapshot.slots import Slot, SlotState
 from ckptd_places import places
@@ -259,8 +259,14 @@ def test_a_step_of_the_disk_is_waited_for_and_one_in_the_slot_is_not(root: Path)
             for how in ({"step": 1}, {"source": root / "default" / "step-000000001"}):
                 with pytest.raises(TimedOut):
                     client.restore(state, **how)
-            resumed = client.restore(state, step=2)
-            assert resumed is not None and (resumed.step, resumed.staged) == (2, True)
+            with pytest.raises(StateMismatch):
+                client.restore({"weights": torch.zeros(3)})
+            for ways in ({"step": 2}, {"only": ["weights"]}, {"strict": False}, {"verify_first": True}):
+                state["weights"].zero_()
+                resumed = client.restore(state, **ways)
+                assert resumed is not None and (resumed.step, resumed.staged) == (2, True), ways
+                assert torch.equal(state["weights"], state_of(2.0)["weights"])
+                assert resumed.in_part is False and bool(resumed.not_asked) == ("only" in ways)
 
 
 class Job:
