@@ -18,13 +18,14 @@ import pytest
 import torch
 
 import ckptd
-from ckptd.errors import CheckpointWarning, NoDaemon, SharedMemoryTooSmall
+from ckptd.errors import CheckpointWarning, NoDaemon, OverBudget, SharedMemoryTooSmall
 from ckptd.limits import MAX_CREDIT_BYTES, MAX_FRAME_BYTES
 from ckptd.link.connection import Connection
 from ckptd.link.outgoing import Outgoing, Piece
 from ckptd.link.stream_sender import StreamSender
 from ckptd_places import daemon_of, end_daemon, places
 from daemon_parts import eventually
+from live_daemon import detached
 
 __all__ = ["places"]
 
@@ -293,6 +294,21 @@ def test_a_forked_child_harms_no_stream(places: Path, monkeypatch: pytest.Monkey
         go_on.set()
         ticket.wait(timeout_s=30)
     assert_saved(places, state, 1)
+
+
+@pytest.mark.slow
+def test_a_snapshot_that_the_daemon_has_no_memory_for_is_refused_and_the_next_one_is_saved(
+    places: Path,
+) -> None:
+    with (
+        detached(places, "--max-client-bytes", "6MB"),
+        ckptd.Client(places, transport="stream", daemon="attach", slots=1) as client,
+    ):
+        ticket = client.snapshot(1, state_of(9))
+        with pytest.raises(OverBudget, match="max_client_bytes"):
+            ticket.wait(timeout_s=30)
+        client.snapshot(2, state_of(3)).wait(timeout_s=30)
+    assert_saved(places, state_of(3), 2)
 
 
 def run_script(script: str, *args: str | Path) -> subprocess.Popen[str]:
