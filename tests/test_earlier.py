@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +11,21 @@ from typing import Any
 
 import pytest
 
+import ckptd
 from ckptd.disk.rootdir import Root
-from ckptd.errors import CheckpointWarning
+from ckptd.errors import CheckpointWarning, TimedOut
 from ckptd.limits import MAX_BASES
 from ckptd.link import earlier
 from ckptd.link.earlier import EarlierSlots
-from ckptd.link.wire import WaitingSnapshot
+from ckptd.link.wire import Waiting, WaitingSnapshot
 from ckptd.snapshot.descriptor_codec import encode
 from ckptd.snapshot.slots import Slot, needed_bytes
+from ckptd_places import places
+from fake_daemon import FakeDaemon
 from snapshots import Writer, data_for, descriptor
 from test_slot_reader import prove
+
+__all__ = ["places"]
 
 FIRST, SECOND, MINE = "a1" * 16, "b2" * 16, "c3" * 16
 
@@ -239,3 +245,18 @@ def test_more_than_can_be_told_in_a_descriptor_are_waited_for(slots: Slots) -> N
     assert slots.told is not None
     slots.told = slots.told * (MAX_BASES + 1)
     assert slots.look() is None
+
+
+@pytest.mark.slow
+def test_a_daemon_that_does_not_say_what_waits_makes_no_wait_longer_than_it_was(places: Path) -> None:
+    with FakeDaemon(Root.open(places, create=True)) as daemon:
+        daemon.pending = 1
+        daemon.deaf_to = {"Waiting", "Drain"}
+        with ckptd.Client(places, daemon="attach", busy_timeout_s=0.2) as client:
+            began = time.monotonic()
+            with pytest.raises(TimedOut):
+                client.restore({"n": 0})
+            assert time.monotonic() - began < 10
+            daemon.deaf_to = set()  # one of an earlier version: it answers something else
+            assert client.restore({"n": 0}) is None
+    assert daemon.named(Waiting)
