@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import zmq
 
 import ckptd
 from ckptd.errors import CheckpointWarning, NoDaemon, OverBudget, SharedMemoryTooSmall
@@ -141,15 +143,18 @@ def test_a_daemon_killed_after_it_has_all_of_a_snapshot_gets_it_again_and_it_is_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "error", [NoDaemon("this connection is lost"), zmq.ZMQError(errno.EMFILE)], ids=["lost", "no-fd"]
+)
 def test_a_stream_goes_on_where_it_was_when_its_connection_was_lost(
-    places: Path, monkeypatch: pytest.MonkeyPatch
+    places: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     lost: list[int] = []
 
     def lose() -> None:
         if not lost:
             lost.append(1)
-            raise NoDaemon("this connection is lost")
+            raise error
 
     state = state_of(28)
     with (

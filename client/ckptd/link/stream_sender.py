@@ -15,6 +15,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
+import zmq
+
 from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import CkptdError, NoDaemon, ProtocolError, TimedOut
 from ckptd.link import wire
@@ -179,7 +181,11 @@ class StreamSender:
     def _work(self, job: _Job, place: Place) -> None:
         try:
             self._stream(job, place, self._connected(place))
-        except CkptdError as error:
+        except (
+            CkptdError,
+            OSError,
+            zmq.ZMQError,
+        ) as error:  # no descriptor is free, for one: it may be over soon
             log.info("stream.interrupted snapshot=%d error=%s", job.snapshot, error)
             self._disconnect()
             with self._changed:
