@@ -97,10 +97,10 @@ NOTHING_UNREAD: Final = Unread()
 
 
 def _in_parallel(jobs: list[Callable[[], None]]) -> None:
-    """Hashing releases the interpreter lock."""
+    """Hashing releases the interpreter lock; of two threads a core one hashes while the other waits for the disk."""
     if not jobs:
         return
-    with ThreadPoolExecutor(min(len(jobs), len(os.sched_getaffinity(0))), "ckptd-read") as pool:
+    with ThreadPoolExecutor(min(len(jobs), 2 * len(os.sched_getaffinity(0))), "ckptd-read") as pool:
         faults = [fault for done in map(pool.submit, jobs) if (fault := done.exception()) is not None]
     for fault in sorted(faults, key=lambda fault: not isinstance(fault, CkptdError)):
         raise fault
