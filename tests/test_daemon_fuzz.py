@@ -141,7 +141,7 @@ def flood(client: BareClient, over: threading.Event) -> None:
         for message in (
             wire.Reserve(id=0, client_id=mine, slot_bytes=size, slots=2),
             wire.Skipped(id=0, client_id=mine, count=number, steps=[number] * 100),
-            wire.Supersede(id=0, client_id=mine, snapshot=number, step=number),
+            wire.Supersede(id=0, client_id=mine, snapshot=number, step=number, until=1e9),
             wire.Resolve(id=0, client_id=mine, snapshot=number), wire.Status(id=0), wire.Drain(id=0, run=None),
         ):  # fmt: skip
             with contextlib.suppress(CkptdError):

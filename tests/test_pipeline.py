@@ -429,3 +429,14 @@ def test_what_was_put_off_gives_way_with_the_error_it_had(rig: Rig) -> None:
     rig.pipeline.retry()
     rig.settle()
     assert rig.commit.written == []
+
+
+def test_what_was_asked_for_too_late_does_not_give_way(rig: Rig) -> None:
+    with rig.commit.held:
+        rig.accept(rig.sealed(CLIENT, 1))
+        second = rig.accept(rig.sealed(CLIENT, 2))
+        assert rig.commit.begun.wait(10)
+        for until in (rig.clock - 0.1, float("nan"), float("-inf")):
+            assert not rig.pipeline.give_way(second, until=until)
+    rig.settle()
+    assert [number for _, number, _, _ in rig.commit.written] == [1, 2]

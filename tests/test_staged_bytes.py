@@ -140,9 +140,11 @@ def test_only_its_own_client_can_have_a_snapshot_superseded(desk: Desk) -> None:
         assert desk.commit.begun.wait(10)
         before = len(desk.sent)
         for client_id in (mine, other):
-            ask = wire.Supersede(id=7, client_id=client_id, snapshot=2, step=2)
+            ask = wire.Supersede(id=7, client_id=client_id, snapshot=2, step=2, until=1e9)
             desk.service.handle(b"other", wire.encode(ask))
-        desk.service.handle(ME, wire.encode(wire.Supersede(id=8, client_id=mine, snapshot=1, step=1)))
+        desk.service.handle(
+            ME, wire.encode(wire.Supersede(id=8, client_id=mine, snapshot=1, step=1, until=1e9))
+        )
     desk.settle()
     first, foreign = (reply for to, reply in desk.sent[before:] if to == b"other")
     refused(first, ProtocolError)
@@ -159,7 +161,7 @@ def test_a_question_that_is_sent_twice_is_answered_twice_and_counted_once(desk: 
             desk.service.handle(ME, wire.encode(hold(desk, client, number)))
         assert desk.commit.begun.wait(10)
         for message_id in (7, 8):
-            ask = wire.Supersede(id=message_id, client_id=client, snapshot=2, step=20)
+            ask = wire.Supersede(id=message_id, client_id=client, snapshot=2, step=20, until=1e9)
             desk.service.handle(ME, wire.encode(ask))
         answers = [r for _, r in desk.sent if isinstance(r, wire.Notice) and r.id in (7, 8)]
         assert [(a.state, a.step) for a in answers] == [("superseded", 20)] * 2

@@ -213,8 +213,8 @@ class DaemonLink:
 
     # --- what is left out ------------------------------------------------------------------------
 
-    def ask_to_give_way(self, staged: Staged) -> int | None:
-        """Ask for a snapshot to be superseded; the question's number, or None when it couldn't be sent."""
+    def ask_to_give_way(self, staged: Staged, until: float) -> int | None:
+        """Ask for a snapshot to be superseded before `until`; the question's number, or None when it couldn't be sent."""
         ticket = staged.ticket
         if self.stages.streaming.withdraw(staged):
             notice = Notice(
@@ -224,7 +224,9 @@ class DaemonLink:
             self._withdrawn.add(ticket.step)
             self._take_news()
             return 0  # no message has this number: it is answered
-        request = wire.Supersede(id=0, client_id=self.owner[0], snapshot=ticket.snapshot, step=ticket.step)
+        request = wire.Supersede(
+            id=0, client_id=self.owner[0], snapshot=ticket.snapshot, step=ticket.step, until=until
+        )
         number = self.session.send(request)
         if number is not None:
             self._questions.add(number)

@@ -43,7 +43,7 @@ class SlotSearch:
         silent = self._silent_at is not None and link.session.last_heard <= self._silent_at
         if silent:  # the bound is paid once per silence, not at every snapshot
             timeout_s = min(timeout_s, NO_NEWS_S)
-        way = GivingWay(link) if self._gives_way and not silent else None
+        way = GivingWay(link, started, timeout_s) if self._gives_way and not silent else None
         grow_at = started
         slot = link.find_free(size)  # its header says so by itself; without one there may be news
         if slot is None:

@@ -80,6 +80,7 @@ class Supersede(Message):
     client_id: ClientId
     snapshot: Count
     step: Count  #: its step: the daemon reads it only when it writes
+    until: float  #: not later: CLOCK_MONOTONIC of the machine, on which both are
 
 
 class Skipped(Message):

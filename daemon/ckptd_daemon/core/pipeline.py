@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
@@ -133,7 +134,7 @@ class Pipeline:
             self._verify_later.remove(later)
             self._listener.to_verify(later[1], later[2])
 
-    def give_way(self, snapshot: Snapshot, step: int = 0) -> bool:
+    def give_way(self, snapshot: Snapshot, step: int = 0, *, until: float = math.inf) -> bool:
         """Give a snapshot's slot up for a newer one of its client; False when it is being written, or settled.
 
         Whether it is being written is decided by who takes its job first: this thread or the disk's.
@@ -141,8 +142,9 @@ class Pipeline:
         Args:
             snapshot: Which.
             step: Its step as its client says, for what is told of it: its descriptor wasn't read.
+            until: Later nothing is changed: whoever asked waits for it no more.
         """
-        if snapshot.state is not State.STAGED:
+        if snapshot.state is not State.STAGED or not self._now() <= until:
             return False
         if snapshot.retry_at is None and not self._disk.withdraw(snapshot.job):
             return False

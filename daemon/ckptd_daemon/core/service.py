@@ -148,7 +148,7 @@ class Service:
         if known is None:  # written long ago, or never heard of
             self._resolve(identity, request)
             return
-        self.pipeline.give_way(known, request.step)
+        self.pipeline.give_way(known, request.step, until=request.until)
         self._send(identity, known.notice(request.id))
 
     def _resolve(self, identity: bytes, request: wire.Resolve | wire.Supersede) -> None:
