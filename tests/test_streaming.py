@@ -27,6 +27,7 @@ from ckptd.link.outgoing import Outgoing, Piece
 from ckptd.link.stream_sender import StreamSender
 from ckptd_places import daemon_of, end_daemon, places
 from daemon_parts import eventually
+from live_daemon import ckptd as ckptd_command
 from live_daemon import detached
 
 __all__ = ["places"]
@@ -88,6 +89,7 @@ def test_a_streamed_snapshot_is_saved_byte_for_byte_and_takes_no_shared_memory(p
         assert [ticket.sequence for ticket in tickets] == [1, 2, 3]
         said = status_of(client)
         assert said["client"]["transport"] == "stream"
+        assert f"pid {os.getpid()} (stream)" in ckptd_command("status", "--root", places).stdout
         assert {slot["name"].split("-")[0] for slot in said["slots"]} == {"stream"} and len(
             said["slots"]
         ) <= 2
