@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ckptd.snapshot.descriptor import Descriptor, TensorSpec
 from ckptd.tensors import background_copy, copying, overlap
@@ -21,6 +23,7 @@ class HeldCopies:
         may: Set when copies may go on.
         begun: Set when one has begun.
         patience_s: How long copies wait at most, None for ever: a step that waits for them never lets them go.
+        stepping: Set when a step begins: copies wait for it first, once watch_steps() was called.
         error: Raised in place of the next copies.
         by: Names of the threads that copied.
     """
@@ -29,13 +32,32 @@ class HeldCopies:
         self.may, self.begun = threading.Event(), threading.Event()
         self.patience_s, self.error = patience_s, None
         self.by: list[str] = []
+        self.stepping: threading.Event | None = None
         monkeypatch.setattr(background_copy, "copy_tensors", self._copy)
         monkeypatch.setattr(background_copy, "BATCH_BYTES", 1024)
         monkeypatch.setattr(overlap, "AT_ONCE_BYTES", 0)
 
+    @contextlib.contextmanager
+    def watch_steps(self) -> Iterator[None]:
+        """Let copies go on when a step has ended: it must not have, before they are done. Enter it before the client."""
+        stepping = self.stepping = threading.Event()
+        before = register_optimizer_step_pre_hook(lambda *_: stepping.set())
+        after = register_optimizer_step_post_hook(lambda *_: self.may.set())
+        yield
+        before.remove()
+        after.remove()
+
+    def again(self) -> None:
+        """Hold the next copies."""
+        for event in (self.may, self.begun, self.stepping):
+            if event is not None:
+                event.clear()
+
     def _copy(self, rows: Sequence[TensorSpec], sources: Sequence[torch.Tensor], *where: Any) -> None:
         self.by.append(threading.current_thread().name)
         self.begun.set()
+        if self.stepping is not None:
+            assert self.stepping.wait(30)
         if not self.may.wait(self.patience_s):
             self.may.set()  # the rest of this copy goes on too
         if self.error is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_post_hook
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import ckptd
 from ckptd.disk.rootdir import Root
@@ -113,11 +113,6 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 STEPS = {kind: 20 if kind == "AdamW fused" else 4 for kind in OPTIMIZERS}
 
 
-def watch_steps(held: HeldCopies) -> torch.utils.hooks.RemovableHandle:
-    """Let held copies go on when a step has ended: it must not have, before they are done."""
-    return register_optimizer_step_post_hook(lambda *_: held.may.set())
-
-
 # --- isolation ------------------------------------------------------------------------------------
 
 
@@ -127,18 +122,15 @@ def test_each_of_many_snapshots_holds_the_state_of_its_call(
 ) -> None:
     held = HeldCopies(monkeypatch, patience_s=0.01)
     loop = Loop(OPTIMIZERS[kind])
-    watch = watch_steps(held)
     wanted = []
-    with client_of(root) as client:
+    with held.watch_steps(), client_of(root) as client:
         for step in range(STEPS[kind]):
             wanted.append(expected_of(loop.state))
-            held.may.clear()
-            held.begun.clear()
+            held.again()
             client.snapshot(step, loop.state)
             assert held.begun.wait(10)
             loop.step()
         client.wait(20)
-    watch.remove()
     assert [held_in(*one) for one in fake.snapshots] == wanted
     assert {thread for thread in held.by if thread != "MainThread"} == {"ckptd-overlap"}
 
@@ -150,17 +142,14 @@ def test_checkpoints_hold_the_state_of_their_call_by_either_way_to_the_daemon(
 ) -> None:
     held = HeldCopies(monkeypatch, patience_s=0.01)
     loop = Loop(OPTIMIZERS["AdamW fused"])
-    watch = watch_steps(held)
     wanted = []
-    with client_of(
-        root, daemon="auto", transport=transport, start_timeout_s=30.0, close_timeout_s=30.0
-    ) as client:
+    how = {"daemon": "auto", "transport": transport, "start_timeout_s": 30.0, "close_timeout_s": 30.0}
+    with held.watch_steps(), client_of(root, **how) as client:
         for step in range(4):
             wanted.append({name: value.clone() for name, value in loop.model.state_dict().items()})
-            held.may.clear()
+            held.again()
             client.snapshot(step, loop.state)
             loop.step()
-    watch.remove()
     for step, model in enumerate(wanted):
         stored = ckptd.load(root.run_dir("default") / f"step-{step:09d}")["model"]
         assert all(torch.equal(stored[name], value) for name, value in model.items())
@@ -194,11 +183,9 @@ def test_a_step_of_an_optimizer_outside_the_state_waits_too(
     loop.step()
     other = torch.optim.SGD(loop.model.parameters(), lr=1.0)
     wanted = expected_of(loop.state)
-    with client_of(root) as client:
-        watch = watch_steps(held)
+    with held.watch_steps(), client_of(root) as client:
         client.snapshot(1, loop.state)
         other.step()
-        watch.remove()
         client.wait(10)
     assert held_in(*fake.snapshots[0]) == wanted
 
@@ -211,8 +198,7 @@ def test_two_steps_and_a_scaler_leave_a_snapshot_as_it_was(
     scaler = torch.amp.GradScaler("cpu")
     loop.step()
     wanted = expected_of(loop.state)
-    watch = watch_steps(held)
-    with client_of(root) as client:
+    with held.watch_steps(), client_of(root) as client:
         client.snapshot(1, loop.state)
         for _ in range(2):
             loop.optimizer.zero_grad()
@@ -220,7 +206,6 @@ def test_two_steps_and_a_scaler_leave_a_snapshot_as_it_was(
             scaler.step(loop.optimizer)
             scaler.update()
         client.wait(10)
-    watch.remove()
     assert held_in(*fake.snapshots[0]) == wanted
 
 
@@ -231,14 +216,12 @@ def test_a_step_in_the_backward_pass_of_another_thread_waits(
     loop = Loop(OPTIMIZERS["SGD"])
     loop.step()
     wanted = expected_of(loop.state)
-    watch = watch_steps(held)
-    with client_of(root) as client:
+    with held.watch_steps(), client_of(root) as client:
         client.snapshot(1, loop.state)
         stepper = threading.Thread(target=loop.step)
         stepper.start()
         stepper.join()
         client.wait(10)
-    watch.remove()
     assert held_in(*fake.snapshots[0]) == wanted
 
 
