@@ -46,7 +46,8 @@ class ClientOptions:
             "skip": the same, but it never waits for the disk: when none can give way this snapshot is skipped.
             So with two slots the newest state is always the one that is kept, the last before close() too. With
             slots=1 and "skip" it needs a client.wait() before it. What is skipped or superseded is reported: by
-            ticket, a CheckpointWarning, `ckptd status` and the daemon's log.
+            ticket, a CheckpointWarning, `ckptd status` and the daemon's log. The older one is given up before the new
+            one is copied: who is killed in between has what was being written.
         overlap: Whether snapshot() returns before the parameters and the optimizers' state are copied: that is done
             beside the next forward and backward pass, and the next step of any optimizer waits for it. Not with
             daemon="off", which writes before snapshot() returns. See Client.snapshot for what it asks of the loop.
