@@ -41,8 +41,8 @@ class ClientOptions:
             has no checkpoint.
         slots: Snapshots that can be under way at once, 1 or 2. Each takes the size of the state in /dev/shm.
         on_busy: What snapshot() does while no slot is free. "wait": for one, at most busy_timeout_s.
-            "supersede": this client's oldest snapshot that isn't being written yet gives its slot up; when each
-            is being written (so always with slots=1) it waits as "wait" does, no longer than that write.
+            "supersede": this client's oldest snapshot that isn't being written yet gives its slot up; when there
+            is none (with slots=1 mostly) it waits as "wait" does, no longer than for the write under way.
             "skip": the same, but it never waits for the disk: when none can give way this snapshot is skipped.
             So with two slots the newest state is always the one that is kept, the last before close() too. With
             slots=1 and "skip" it needs a client.wait() before it. What is skipped or superseded is reported: by
