@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Generator
+from pathlib import Path
 
 import pytest
 
 from ckptd.disk import crew, priority
 from ckptd.disk.crew import Crew, Job, Lane
-from ckptd.disk.priority import LOWEST, Urgency, lower_this_thread, step_back_session
+from ckptd.disk.priority import LOWEST, Urgency, have_step_forward, lower_this_thread, step_back_session
 
 Steps = Generator[None, None, str]
 
@@ -264,3 +267,24 @@ def test_a_kernel_without_groups_of_sessions_is_not_asked_again(
     monkeypatch.setattr(priority, "_AUTOGROUP", Autogroup(OSError(number, os.strerror(number))))
     monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid())
     assert step_back_session(True) is done
+
+
+def test_who_waits_brings_a_session_forward_that_gave_way_and_no_other() -> None:
+    group = Path("/proc/self/autogroup")
+    if not group.exists() or not group.read_text().strip():
+        pytest.skip("this kernel doesn't share CPUs between sessions first")
+    if os.geteuid() != 0:
+        pytest.skip("only root may change it several times within a tenth of a second")
+    script = "import sys; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as other:
+        assert other.stdout is not None and other.stdin is not None
+        other.stdout.readline()
+        of_other = Path(f"/proc/{other.pid}/autogroup")
+        for nice, then in (("15", "0"), ("3", "3")):
+            of_other.write_text(nice)
+            have_step_forward(other.pid)
+            assert of_other.read_text().split()[-1] == then
+        other.stdin.close()
+    have_step_forward(other.pid)  # it is gone

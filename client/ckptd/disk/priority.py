@@ -42,13 +42,13 @@ class Urgency:
         self.now, self._step_back = urgent, step_back
         self._at_work, self._back = 0, False
 
-    def set(self, urgent: bool) -> None:
-        """Say how it is now."""
+    def set(self, urgent: bool) -> bool:
+        """Say how it is now. False when step_back couldn't be done (yet)."""
         with self.changed:
             if urgent != self.now:
                 self.now = urgent
                 self.changed.notify_all()
-            self._look()
+            return self._look()
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
@@ -64,10 +64,11 @@ class Urgency:
             self._at_work += change
             self._look()
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
         back = self._at_work > 0 and not self.now
         if back != self._back and self._step_back(back):
             self._back = back
+        return self._back == back
 
 
 def lower_this_thread() -> None:
@@ -90,3 +91,14 @@ def step_back_session(back: bool) -> bool:
     except OSError:
         return True  # there are no autogroups here
     return True
+
+
+def have_step_forward(pid: int) -> None:
+    """Have the session of another process of ours no longer give way: this one waits for it.
+
+    It would itself, once it has read that; but while it gives way on a busy machine it may get no CPU to read with.
+    """
+    group = Path(f"/proc/{pid}/autogroup")
+    with contextlib.suppress(OSError):
+        if group.read_text().split()[-1:] == [str(_SESSION_BACK)]:
+            group.write_text("0")
