@@ -9,6 +9,7 @@ import contextlib
 import time
 from typing import Any, Final
 
+from ckptd.disk.priority import have_step_forward
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series_entries import read_series
 from ckptd.errors import CkptdError, NoDaemon, ProtocolError
@@ -249,6 +250,8 @@ class DaemonLink:
 
     def hurry(self) -> None:
         """Say that this process waits for what it has pushed, unless that is said already."""
+        if self.outbox.staged and (record := self.session.record) is not None:
+            have_step_forward(record.pid)
         newest = max((staged.ticket.snapshot for staged in self.outbox.staged), default=0)
         if newest > self._hurried:
             request = wire.Hurry(id=0, client_id=self.owner[0], snapshot=newest)
