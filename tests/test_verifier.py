@@ -15,7 +15,6 @@ import pytest
 from ckptd.disk.lock import RootLock
 from ckptd.disk.verification import Report, check
 from ckptd.names import work_folder
-from ckptd_daemon.verify import verifier
 from ckptd_daemon.verify.verifier_lines import Line, Request, Verdict, WatchState, from_line, to_line
 from ckptd_daemon.verify.verifier_process import Verifier
 from made_series import Made, flip_byte
@@ -210,7 +209,7 @@ def test_what_an_earlier_verifier_verified_is_not_read_again_after_a_restart(mad
         started.verifier.stop()
 
 
-def test_it_has_low_priority_no_lock_no_torch_and_no_descriptor_of_its_parents(made: Made) -> None:
+def test_it_has_no_lock_no_torch_and_no_descriptor_of_its_parents(made: Made) -> None:
     with RootLock(made.root), open(os.devnull, "rb") as inheritable:
         os.set_inheritable(inheritable.fileno(), True)
         started = Running(made, FAST)
@@ -222,31 +221,9 @@ def test_it_has_low_priority_no_lock_no_torch_and_no_descriptor_of_its_parents(m
             maps = (proc / "maps").read_text()
             assert "torch" not in maps
             assert "numpy" not in maps
-            fields = (proc / "stat").read_text().rpartition(")")[2].split()
-            assert int(fields[16]) == 19  # nice
             assert os.getsid(started.child) != os.getsid(0)
         finally:
             started.verifier.stop()
-
-
-def test_its_session_steps_back_while_it_reads_a_large_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where sessions share CPUs first, the nice of a process alone in its own is nothing."""
-    told: list[bool] = []
-    monkeypatch.setattr(verifier, "step_back_session", told.append)
-    with (tmp_path / "small").open("wb") as file:
-        file.truncate(2**20)
-    with verifier._stepping_back(tmp_path):
-        assert told == []
-    with (tmp_path / "large").open("wb") as file:
-        file.truncate(2**30)
-    with pytest.raises(OSError, match="broken"), verifier._stepping_back(tmp_path):
-        assert told == [True]
-        raise OSError("broken")
-    assert told == [True, False]
-    with verifier._stepping_back(tmp_path / "gone"):
-        assert len(told) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ for one `do()`: what is worth a thread takes far longer than to start one.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -41,6 +42,29 @@ class Job:
         else:
             return False
         return True
+
+
+def do_all(jobs: Sequence[Generator[None, None, Any]], urgency: Urgency, *, name: str) -> list[Any]:
+    """Do these jobs once, as many at once as there are CPUs; what came of each.
+
+    The threads at normal priority have the priority of the calling one.
+
+    Raises:
+        RuntimeError: No thread can be started; all were given up.
+        BaseException: What the first that failed has failed with; the others were given up.
+    """
+    all_jobs = [Job(steps) for steps in jobs]
+    Crew([Lane(all_jobs, len(os.sched_getaffinity(0)))], urgency, name=name).do()
+    for job in all_jobs:
+        if job.error is not None:
+            raise job.error
+    return [job.result for job in all_jobs]
+
+
+def in_one_step(call: Callable[[], Any]) -> Generator[None, None, Any]:
+    """A job that isn't handed over once it has begun."""
+    yield
+    return call()
 
 
 class Lane:

@@ -13,8 +13,9 @@ import fcntl
 import hashlib
 import mmap
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Literal
 
 from ckptd.limits import MIB
@@ -29,7 +30,24 @@ _SECTOR: Final = 4096
 def hash_file(
     fd: int, *, uncached: bool, progress: Callable[[int], None] | None = None
 ) -> tuple[str, int, How]:
-    """SHA-256 of a regular file from its beginning to its end.
+    """SHA-256 of a regular file from its beginning to its end; see `hashing`.
+
+    Returns:
+        As for hashing.
+    """
+    steps = hashing(fd, uncached=uncached, progress=progress)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: tuple[str, int, How] = done.value
+            return result
+
+
+def hashing(
+    fd: int, *, uncached: bool, progress: Callable[[int], None] | None = None
+) -> Generator[None, None, tuple[str, int, How]]:
+    """SHA-256 of a regular file from its beginning to its end, in steps: between two another thread may take over.
 
     Args:
         fd: Open for reading; its offset doesn't matter and isn't moved.
@@ -49,13 +67,13 @@ def hash_file(
         flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         if _set_flags(fd, flags | os.O_DIRECT):
             try:
-                return _hash(fd, size, tell), size, "direct"
+                return (yield from _hash(fd, size, tell)), size, "direct"
             except _NotDirect:
                 pass  # the file system accepts the flag but not the read
             finally:
                 _set_flags(fd, flags)
     how: How = "dontneed" if uncached and _drop_cache(fd, size) else "cached"
-    return _hash(fd, size, tell), size, how
+    return (yield from _hash(fd, size, tell)), size, how
 
 
 class _NotDirect(Exception):
@@ -74,7 +92,7 @@ def _set_flags(fd: int, flags: int) -> bool:
     return True
 
 
-def _hash(fd: int, size: int, tell: Callable[[int], None]) -> str:
+def _hash(fd: int, size: int, tell: Callable[[int], None]) -> Generator[None, None, str]:
     """Read into two page-aligned buffers in turn, one being filled while the other is hashed."""
     digest = hashlib.sha256()
     length = min(_BUFFER_BYTES, -(-max(size, 1) // _SECTOR) * _SECTOR)
@@ -84,8 +102,8 @@ def _hash(fd: int, size: int, tell: Callable[[int], None]) -> str:
         digest.update(memoryview(buffers[0])[:count])
         tell(count)
         return digest.hexdigest()
-    with ThreadPoolExecutor(1, thread_name_prefix="ckptd-read") as reader:
-        pending = reader.submit(_read_at, fd, buffers[0], 0, size)
+    with _Reader() as reader:
+        pending = reader.submit(fd, buffers[0], 0, size)
         at = 0
         turn = 0
         while at < size:
@@ -94,10 +112,35 @@ def _hash(fd: int, size: int, tell: Callable[[int], None]) -> str:
             at += count
             turn = 1 - turn
             if at < size:
-                pending = reader.submit(_read_at, fd, buffers[turn] or buffers[0], at, size)
+                pending = reader.submit(fd, buffers[turn] or buffers[0], at, size)
             digest.update(memoryview(full)[:count])
             tell(count)
+            yield
     return digest.hexdigest()
+
+
+class _Reader:
+    """A thread that reads ahead, at the priority of the thread that wants it: another one when another wants it."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._thread.shutdown()
+
+    def submit(self, fd: int, buffer: mmap.mmap, at: int, size: int) -> Future[int]:
+        """Have a block read; the one before has been."""
+        if self._wanted_by != threading.get_ident():
+            self._thread.shutdown()
+            self._begin()
+        return self._thread.submit(_read_at, fd, buffer, at, size)
+
+    def _begin(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ckptd-read")
+        self._wanted_by = threading.get_ident()
 
 
 def _read_at(fd: int, buffer: mmap.mmap, at: int, size: int) -> int:

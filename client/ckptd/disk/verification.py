@@ -10,16 +10,18 @@ import errno
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from ckptd.disk.crew import do_all, in_one_step
 from ckptd.disk.entry import read_failed
 from ckptd.disk.folder_files import open_file, open_folder, read_small_file
 from ckptd.disk.index_files import IndexedFile, files_of
-from ckptd.disk.medium import How, hash_file
+from ckptd.disk.medium import How, hashing
+from ckptd.disk.priority import Urgency
 from ckptd.disk.verification_v1 import faults_v1
 from ckptd.disk.wrong_path import refuse_wrong_path
 from ckptd.errors import CheckpointGone, CorruptCheckpoint, UnknownSchema
@@ -27,6 +29,9 @@ from ckptd.format.records import SCHEMA_V1, CheckpointIndex, read_index
 from ckptd.format.table_rows import faults_in_files, table_from_bytes
 from ckptd.limits import MAX_TABLE_BYTES
 from ckptd.names import INDEX_FILE, SINGLE_FILE, TABLE_FILE, parse_step_folder
+
+Tell = Callable[[int], None]
+Hashing = Generator[None, None, CorruptCheckpoint | None]
 
 _PERHAPS_V1: Final = " (a single file of format v1 is unhashed: try ckptd migrate)"
 _NO_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
@@ -63,20 +68,22 @@ class Report:
 
 
 def check(
-    path: str | os.PathLike[str], *, uncached: bool = False, progress: Callable[[int], None] | None = None
-) -> Report:
+    path: str | os.PathLike[str], *, uncached: bool = False, progress: Tell | None = None,
+    urgency: Urgency | None = None,
+) -> Report:  # fmt: skip
     """Re-read a checkpoint and report every fault.
 
     Args:
         path: A checkpoint folder.
         uncached: Read the medium, not the page cache, where that is possible.
         progress: Told the number of bytes after each piece; from several threads, one at a time.
+        urgency: Whether somebody waits for it: else it is done at the lowest priority. Default: somebody does.
 
     Raises:
         ReadFailed: It can't be told: an I/O error, no permission, descriptors or memory. Says nothing about
             the checkpoint. A fault that was found all the same is reported instead.
     """
-    return _Check(Path(path), uncached, progress).run()
+    return _Check(Path(path), uncached, progress, urgency or Urgency()).run()
 
 
 def verify(path: str | os.PathLike[str], *, uncached: bool = False) -> Report:
@@ -93,7 +100,7 @@ def verify(path: str | os.PathLike[str], *, uncached: bool = False) -> Report:
         ReadFailed: As for check.
     """
     refuse_wrong_path(path)
-    work = _Check(Path(path), uncached, None)
+    work = _Check(Path(path), uncached, None, Urgency())
     report = work.run()
     if report.gone:
         raise CheckpointGone("the checkpoint is not there", where=str(path), todo="ask for the latest again")
@@ -119,14 +126,14 @@ def stat_signature(path: str | os.PathLike[str]) -> str:
 
 
 class _Check:
-    def __init__(self, path: Path, uncached: bool, progress: Callable[[int], None] | None) -> None:
+    def __init__(self, path: Path, uncached: bool, progress: Tell | None, urgency: Urgency) -> None:
         self.path = path
+        self._do = partial(do_all, urgency=urgency, name="ckptd-check")
         self.errors: list[CorruptCheckpoint] = []
         self._uncached, self._progress = uncached, progress
         self._index: CheckpointIndex | None = None
         self._unread: OSError | None = None  # why the whole truth can't be told
-        self._gone = False
-        self._bytes = 0
+        self._gone, self._bytes = False, 0
         self._how: How = "direct"
         self._lock = threading.Lock()
 
@@ -160,12 +167,12 @@ class _Check:
 
     def _read(self, folder: int) -> None:
         try:
-            index = self._index = self._read_index(folder)
+            (index,) = (self._index,) = self._do([in_one_step(lambda: self._read_index(folder))])
             if index is not None:
                 self._check_name(index)
                 self._open_and_hash(folder, files_of(index))
                 if not self.errors and not self._gone and self._unread is None:
-                    self._check_table(folder, index)
+                    self._do([in_one_step(lambda: self._check_table(folder, index))])
         except OSError as error:
             self._unread = error
         if (self.errors or self._unread) and not self._still_there(folder):
@@ -190,9 +197,8 @@ class _Check:
     def _check_name(self, index: CheckpointIndex) -> None:
         held = parse_step_folder(self.path.name)
         if held is not None and held[0] != index.step:
-            self._fault(
-                "the folder's name has another step", INDEX_FILE, seen=str(index.step), wanted=str(held[0])
-            )
+            seen, wanted = str(index.step), str(held[0])
+            self._fault("the folder's name has another step", INDEX_FILE, seen=seen, wanted=wanted)
 
     def _open_and_hash(self, folder: int, expected: list[IndexedFile]) -> None:
         """Open all before the first is read; those no descriptors are left for, one by one at the end."""
@@ -209,13 +215,10 @@ class _Check:
             if len(opened) + len(late) < len(expected) and not self._still_there(folder):
                 self._gone = True
                 return
-            threads = max(1, min(len(opened), len(os.sched_getaffinity(0))))
-            with ThreadPoolExecutor(threads, thread_name_prefix="ckptd-hash") as pool:
-                there = [file for file in expected if file.path in opened]
-                self._take(pool.map(lambda file: self._hash(opened, file), there))
+            self._take(self._do([self._hash(opened, file) for file in expected if file.path in opened]))
             for file in late:
                 if self._open(folder, file.path, opened):
-                    self._take([self._hash(opened, file)])
+                    self._take(self._do([self._hash(opened, file)]))
         finally:
             for fd in opened.values():
                 os.close(fd)
@@ -237,22 +240,22 @@ class _Check:
     def _take(self, errors: Iterable[CorruptCheckpoint | None]) -> None:
         self.errors += [error for error in errors if error is not None]
 
-    def _hash(self, opened: dict[str, int], file: IndexedFile) -> CorruptCheckpoint | None:
+    def _hash(self, opened: dict[str, int], file: IndexedFile) -> Hashing:
         fd = opened[file.path]
         try:
-            return self._compare(fd, file)
+            return (yield from self._compare(fd, file))
         except OSError as error:
             self._unread = error
             return None
         finally:
             os.close(opened.pop(file.path))
 
-    def _compare(self, fd: int, file: IndexedFile) -> CorruptCheckpoint | None:
+    def _compare(self, fd: int, file: IndexedFile) -> Hashing:
         where = str(self.path / file.path)
         size = os.fstat(fd).st_size
         if size != file.bytes:
             return CorruptCheckpoint("wrong size", where=where, seen=f"{size} bytes", wanted=f"{file.bytes}")
-        sha256, count, how = hash_file(fd, uncached=self._uncached, progress=self._tell)
+        sha256, count, how = yield from hashing(fd, uncached=self._uncached, progress=self._tell)
         with self._lock:
             self._bytes += count
             self._how = min(self._how, how, key=_STRENGTH.__getitem__)
@@ -288,10 +291,9 @@ class _Check:
             with self._lock:
                 self._progress(count)
 
-    def _fault(self, what: str, name: str, *, seen: str = "", wanted: str = "", todo: str = "") -> None:
-        self.errors.append(
-            CorruptCheckpoint(what, where=str(self.path / name), seen=seen, wanted=wanted, todo=todo)
-        )
+    def _fault(self, what: str, name: str, *, seen: str = "", wanted: str = "") -> None:
+        where = str(self.path / name)
+        self.errors.append(CorruptCheckpoint(what, where=where, seen=seen, wanted=wanted))
 
     def _in_words(self, error: CorruptCheckpoint) -> str:
         return str(error).removeprefix(f"{self.path}/").removeprefix(f"{self.path}: ")

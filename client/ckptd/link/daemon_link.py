@@ -51,7 +51,10 @@ class DaemonLink:
         self.outbox = Outbox(client_id, root.run_dir(run), failures)
         self.filling: Slot | None = None  #: the slot that is filled beside the training
         self._epoch, self._checked_at, self.asked_at = 0, 0.0, 0.0
-        self._hurried = 0  # the newest snapshot that the daemon was told we wait for
+        self._hurried = [
+            0,
+            0,
+        ]  # the newest snapshots that the daemon was told we wait for, and for their proof
         self._pushes: dict[int, int] = {}  # message → snapshot, until it is answered
         self._drained: dict[int, int] = {}  # message → how many failed
         self._questions: set[int] = set()  # whether a snapshot gives way; not answered yet
@@ -86,7 +89,7 @@ class DaemonLink:
         self._questions.clear()
         for left_out in (self._skipped, self._withdrawn):
             left_out.forgotten()
-        self._hurried = 0
+        self._hurried = [0, 0]
         self.stages.greet(attached, self._held())
         self.ask_again()
 
@@ -248,15 +251,16 @@ class DaemonLink:
             if message is not None and (number := self.session.send(message)) is not None:
                 left_out.sent(number)
 
-    def hurry(self) -> None:
-        """Say that this process waits for what it has pushed, unless that is said already."""
+    def hurry(self, proof_of: int = 0) -> None:
+        """Say that this process waits for what it has pushed, and for this one to be verified, unless that is said."""
         if self.outbox.staged and (record := self.session.record) is not None:
             have_step_forward(record.pid)
-        newest = max((staged.ticket.snapshot for staged in self.outbox.staged), default=0)
-        if newest > self._hurried:
-            request = wire.Hurry(id=0, client_id=self.owner[0], snapshot=newest)
-            if self.session.send(request) is not None:
-                self._hurried = newest
+        pushed = max((staged.ticket.snapshot for staged in self.outbox.staged), default=0)
+        for verified, newest in ((False, pushed), (True, proof_of)):
+            if newest > self._hurried[verified]:
+                request = wire.Hurry(id=0, client_id=self.owner[0], snapshot=newest, verified=verified)
+                if self.session.send(request) is not None:
+                    self._hurried[verified] = newest
 
     # --- questions -------------------------------------------------------------------------------
 

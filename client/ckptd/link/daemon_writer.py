@@ -136,8 +136,9 @@ class DaemonWriter:
     def wait_for(self, ticket: Ticket, state: str, timeout_s: float) -> None:
         """Return when the ticket has reached `state` or can't any more. Raises TimedOut, RunTaken."""
         self._wait(
-            lambda: ticket.has_reached(state) or ticket.cannot_reach(state), timeout_s, f"step {ticket.step}"
-        )
+            lambda: ticket.has_reached(state) or ticket.cannot_reach(state), timeout_s, f"step {ticket.step}",
+            proof_of=ticket.snapshot if state == "verified" else 0,
+        )  # fmt: skip
 
     def was_told(self, ticket: Ticket) -> None:
         self._failures.was_told(ticket.snapshot)
@@ -228,8 +229,9 @@ class DaemonWriter:
         self._beside.forget()
 
     def _wait(
-        self, done: Callable[[], bool], timeout_s: float, what: str, no_daemon_s: float | None = None
-    ) -> None:
+        self, done: Callable[[], bool], timeout_s: float, what: str, no_daemon_s: float | None = None, *,
+        proof_of: int = 0,
+    ) -> None:  # fmt: skip
         if self._abandoned:
             raise ClientClosed("the client belongs to the parent of this forked process", todo="wait there")
         started = time.monotonic()
@@ -237,7 +239,7 @@ class DaemonWriter:
         while True:
             self._beside.finish(max(0.0, started + timeout_s - time.monotonic()))
             with self.lock:
-                self._link.hurry()
+                self._link.hurry(proof_of)
                 self._link.look(max(0.0, min(_SLICE_S, started + timeout_s - time.monotonic())))
                 if done():
                     return

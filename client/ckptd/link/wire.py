@@ -100,6 +100,7 @@ class Hurry(Message):
 
     client_id: ClientId
     snapshot: Count
+    verified: bool = False  #: it waits until this one is verified: that is done at normal priority too
 
 
 class Resolve(Message):

@@ -282,5 +282,9 @@ class Pipeline:
         """How many requests of this connection wait, or of all."""
         return self._waiting.count(owner)
 
+    def proof_is_waited_for(self) -> bool:
+        """Whether a request waits until all is verified."""
+        return self._waiting.any_for_proof()
+
     def _books(self, run: str | None) -> Iterable[Book]:
         return list(self.books.values()) if run is None else [b for r, b in self.books.items() if r == run]

@@ -35,7 +35,7 @@ from ckptd_daemon.core.service import Service
 from ckptd_daemon.core.slotpool import SlotPool
 from ckptd_daemon.core.status import describe
 from ckptd_daemon.core.streams import Streams
-from ckptd_daemon.core.who_waits import somebody_waits
+from ckptd_daemon.core.who_waits import proof_is_waited_for, somebody_waits
 from ckptd_daemon.core.worker import Worker
 from ckptd_daemon.series.settings_file import Settings
 from ckptd_daemon.verify.verifier_process import Verifier
@@ -185,6 +185,7 @@ class Daemon:
             publication.look()
             clients.streams.look()
             self._disk.writing.urgency.set(somebody_waits(clients))
+            self._verifier.hurry(proof_is_waited_for(clients))
 
         return Server(
             endpoint, inlet, service, self._workers(), self._verifier, self._signals,

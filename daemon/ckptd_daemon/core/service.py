@@ -79,7 +79,7 @@ class Service:
                 self.clients.skipped(self._session(identity, request.client_id), request)
                 self._send(identity, wire.Done(id=request.id))
             case wire.Hurry():
-                self._session(identity, request.client_id).waits_for = request.snapshot
+                self._session(identity, request.client_id).hurry(request.snapshot, verified=request.verified)
                 self._send(identity, wire.Done(id=request.id))
             case wire.Resolve():
                 self._resolve(identity, request)

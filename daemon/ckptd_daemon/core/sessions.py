@@ -66,6 +66,7 @@ class Session:
         skipped: How many snapshots it has told of that it never took.
         withdrawn: The same of those that gave way before they were sent.
         waits_for: The newest snapshot that its trainer waits for, or has waited for.
+        waits_for_proof_of: The same of what it wants verified.
     """
 
     client_id: str
@@ -78,6 +79,14 @@ class Session:
     skipped: int = 0
     withdrawn: int = 0
     waits_for: int = 0
+    waits_for_proof_of: int = 0
+
+    def hurry(self, snapshot: int, *, verified: bool) -> None:
+        """Its trainer waits for this one."""
+        if verified:
+            self.waits_for_proof_of = snapshot
+        else:
+            self.waits_for = snapshot
 
     @property
     def owner(self) -> tuple[int, int]:

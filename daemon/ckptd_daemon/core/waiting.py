@@ -36,6 +36,10 @@ class WaitingList:
         """How many of this connection wait, or of all."""
         return sum(owner in (None, waiting.owner) for waiting in self._waiting)
 
+    def any_for_proof(self) -> bool:
+        """Whether one waits until all is verified."""
+        return any(waiting.verified for waiting in self._waiting)
+
     def add(
         self, snapshots: list[Snapshot], *, verified: bool, reply: Callable[[int], object], owner: bytes
     ) -> None:

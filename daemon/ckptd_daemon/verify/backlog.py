@@ -57,6 +57,10 @@ class Backlog:
         """The daemon wants this one checked now."""
         self._asked[run, name] = None
 
+    def any_asked(self) -> bool:
+        """Whether the daemon waits for one that hasn't been taken yet."""
+        return bool(self._asked)
+
     def known_good(self, run: str, name: str, signature: str) -> None:
         """It was verified with this fingerprint before; nothing to do until it changes."""
         self._reported[run, name] = signature

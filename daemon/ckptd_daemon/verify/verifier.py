@@ -3,6 +3,9 @@
 It never changes the root: it reads the medium, not the page cache, and tells its parent, who holds the lock
 and acts. It learns of checkpoints in four ways: the parent asks; events (`watch`); a listing of everything at
 the start, on a timer and whenever events were lost; and polling where there are no events at all.
+
+What it reads it reads at the lowest priority, unless the parent says that somebody waits: then other threads go on
+with it at once (`ckptd.disk.crew`), which the main thread starts, and so it keeps the priority it was born with.
 """
 
 from __future__ import annotations
@@ -16,23 +19,31 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Final
 
-from ckptd.disk.priority import LOWEST, step_back_session
+from ckptd.disk.crew import in_one_step
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series import read_series
 from ckptd.disk.verification import check, stat_signature
 from ckptd.errors import CkptdError, InvalidArgument, ProtocolError
-from ckptd.limits import MIB
 from ckptd.names import check_run_name, parse_step_folder
 from ckptd_daemon.verify.backlog import Backlog, Job
-from ckptd_daemon.verify.verifier_lines import Line, LogLine, Request, Verdict, WatchState, from_line, to_line
+from ckptd_daemon.verify.pace import Pace
+from ckptd_daemon.verify.verifier_lines import (
+    Hurry,
+    Line,
+    LogLine,
+    Request,
+    Verdict,
+    WatchState,
+    from_line,
+    to_line,
+)
 from ckptd_daemon.verify.watch import Watch
 
 _PR_SET_PDEATHSIG: Final = 1
-_LARGE_BYTES: Final = 128 * MIB
 _RETRY_EVENTS_S: Final = 60.0  #: how long it polls before it tries events again
 _LISTING_SHARE: Final = 20.0  #: listing everything takes at most 1/20 of the time, however many there are
 
@@ -45,11 +56,13 @@ class VerifierLoop:
         send: Takes each line for the parent.
         rescan_s, poll_s: Seconds between listings, with and without events.
         settle_s: See `Backlog`.
+
+    Attributes:
+        pace: Whether somebody waits.
     """
 
     def __init__(self, root: Root, send: Sender, *, rescan_s: float, poll_s: float, settle_s: float) -> None:
-        self._root = root
-        self._send = send
+        self._root, self._send, self.pace = root, send, Pace()
         self._rescan_s, self._poll_s, self._settle_s = rescan_s, poll_s, settle_s
         self._backlog = Backlog(settle_s)
         self._wake = threading.Condition()
@@ -63,9 +76,10 @@ class VerifierLoop:
     def run(self) -> None:
         """Never returns; the process ends when its stdin does."""
         while True:
-            self._tend_events()
-            if time.monotonic() >= self._list_at:
-                self._list_everything()
+            if not (self.pace.hurried and self._backlog.any_asked()):  # who waits goes first
+                self._tend_events()
+                if time.monotonic() >= self._list_at:
+                    self.pace.background(self._list_everything())
             with self._wake:
                 job = self._backlog.take(time.monotonic())
                 if job is None:
@@ -73,11 +87,14 @@ class VerifierLoop:
             if job is not None:
                 self._check(job)
 
-    def ask(self, request: Request) -> None:
-        """The parent wants this one; called from the thread that reads stdin."""
-        with self._wake:
-            self._backlog.ask(request.run, request.name)
-            self._wake.notify()
+    def heed(self, line: Line) -> None:
+        """What the parent says; called from the thread that reads stdin."""
+        if isinstance(line, Hurry):
+            self.pace.hurry(line.now)
+        elif isinstance(line, Request):
+            with self._wake:
+                self._backlog.ask(line.run, line.name)
+                self._wake.notify()
 
     # --- learning of checkpoints ------------------------------------------------------------------
 
@@ -108,7 +125,7 @@ class VerifierLoop:
                 self._poll_from_now(self._lost)
                 return
             self._lost = ""
-            if reason := self._watch.start():
+            if reason := self.pace.background(in_one_step(self._watch.start)):  # its threads too
                 self._poll_from_now(reason)
             else:
                 self._send(WatchState("events", ""))
@@ -122,7 +139,7 @@ class VerifierLoop:
         self._send(WatchState("polling", reason))
         self._complain(f"verifier.polling every {self._poll_s:g} s: {reason}")
 
-    def _list_everything(self) -> None:
+    def _list_everything(self) -> Generator[None, None, None]:
         started = time.monotonic()
         runs = list(_runs(self._root.path))
         if not self._lost:
@@ -134,6 +151,7 @@ class VerifierLoop:
         for run in runs:
             self._read_marks(run)
             self._list_run(run)
+            yield
         took = time.monotonic() - started
         pause = self._poll_s if self._lost else self._rescan_s
         self._list_at = time.monotonic() + max(pause, _LISTING_SHARE * took)
@@ -174,8 +192,8 @@ class VerifierLoop:
             if not self._backlog.needs_check(job, stat_signature(path), time.monotonic()):
                 return
         try:
-            with _stepping_back(path):
-                report = check(path, uncached=True)
+            with self.pace.reading(path):
+                report = check(path, uncached=True, urgency=self.pace.urgency)
         except OSError as error:  # not a fault of the checkpoint: no descriptors, no memory, no permission
             self._complain(f"verifier.check_failed run={job.run} name={job.name} {error}")
             report = None
@@ -238,38 +256,15 @@ def _folders(path: Path) -> list[str]:
         return [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
 
 
-@contextlib.contextmanager
-def _stepping_back(path: Path) -> Iterator[None]:
-    """While a large checkpoint is read; a small one is read before it would be noticed."""
-    if _bytes_in(path) < _LARGE_BYTES:
-        yield
-        return
-    step_back_session(True)
-    try:
-        yield
-    finally:
-        step_back_session(False)
-
-
-def _bytes_in(path: Path) -> int:
-    try:
-        return sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
-    except OSError:
-        return 0
-
-
 def _read_requests(loop: VerifierLoop) -> None:
     for data in sys.stdin.buffer:
         with contextlib.suppress(ProtocolError):
-            line = from_line(data)
-            if isinstance(line, Request):
-                loop.ask(line)
+            loop.heed(from_line(data))
     os._exit(0)  # the parent closed our stdin or died; nothing here needs to be finished
 
 
 def _live_as_child(parent: int) -> None:
-    """Low priority, and no life after the parent's."""
-    os.nice(LOWEST)  # the priority of its I/O follows from it
+    """No life after the parent's."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the line above
         os._exit(0)

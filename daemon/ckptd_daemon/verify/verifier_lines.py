@@ -30,6 +30,13 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Hurry:
+    """Whether somebody waits for checkpoints to be verified, from now on."""
+
+    now: bool
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The verifier's report on one checkpoint of a run."""
 
@@ -53,7 +60,7 @@ class WatchState:
     reason: str
 
 
-Line = Request | Verdict | LogLine | WatchState
+Line = Request | Hurry | Verdict | LogLine | WatchState
 
 
 def to_line(line: Line) -> bytes:
@@ -91,6 +98,10 @@ def _request(fields: dict[str, Any]) -> Request:
     return Request(run, name)
 
 
+def _hurry(fields: dict[str, Any]) -> Hurry:
+    return Hurry(bool(fields["now"]))
+
+
 def _verdict(fields: dict[str, Any]) -> Verdict:
     report = dict(fields["report"])
     report["path"] = Path(report["path"])
@@ -111,5 +122,5 @@ def _watch_state(fields: dict[str, Any]) -> WatchState:
 
 
 _BUILDERS: Final[dict[str, Any]] = {
-    "Request": _request, "Verdict": _verdict, "LogLine": _log_line, "WatchState": _watch_state,
+    "Request": _request, "Hurry": _hurry, "Verdict": _verdict, "LogLine": _log_line, "WatchState": _watch_state,
 }  # fmt: skip

@@ -19,6 +19,7 @@ from ckptd.disk.verification import Report
 from ckptd.errors import ProtocolError
 from ckptd_daemon.verify.verifier_lines import (
     MAX_LINE_BYTES,
+    Hurry,
     LogLine,
     Request,
     Verdict,
@@ -59,6 +60,7 @@ class Verifier:
         self._asked: dict[
             tuple[str, str], bytes
         ] = {}  # sent or to be sent, not yet reported; sent anew to a new child
+        self._hurried = False  # the child was told that somebody waits
         self._out = bytearray()
         self._in = bytearray()
         self._watch = WatchState("starting", "")
@@ -100,6 +102,13 @@ class Verifier:
             line = to_line(Request(run, name))
             self._asked[run, name] = line
             self._out += line
+            self._flush()
+
+    def hurry(self, now: bool) -> None:
+        """Whether somebody waits for it: then it reads at normal priority. Call again and again, as for read_reports."""
+        if now != self._hurried and self._process is not None and not self._out:
+            self._hurried = now
+            self._out += to_line(Hurry(now))
             self._flush()
 
     def read_reports(self) -> list[tuple[str, Report]]:
@@ -154,6 +163,7 @@ class Verifier:
             os.set_blocking(_fd(pipe), False)
         self._epoll.register(_fd(process.stdout), select.EPOLLIN)
         self._in.clear()
+        self._hurried = False
         self._out = bytearray(b"".join(self._asked.values()))
         self._watch = WatchState("starting", "")
         log.info("verifier.started pid=%d", process.pid)
