@@ -30,6 +30,7 @@ def describe(work: Path) -> dict[str, str]:
         "kernel": f"{platform.system()} {platform.release().split('-')[0]}",
         "file system": f"{kind} ({options})",
         "disk": _disk(device),
+        "load before": f"{os.getloadavg()[0]:.1f} processes (this benchmark makes 1 to 2)",
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "numpy", "safetensors", "lightning")},
     }
