@@ -83,13 +83,12 @@ class DaemonLink:
         attached = self.session.attached
         if attached is None or self.session.epoch == self._epoch:
             return
-        self._epoch = self.session.epoch
+        self._epoch, self._hurried = self.session.epoch, [0, 0]
         self._pushes.clear()
         self._drained.clear()
         self._questions.clear()
         for left_out in (self._skipped, self._withdrawn):
             left_out.forgotten()
-        self._hurried = [0, 0]
         self.stages.greet(attached, self._held())
         self.ask_again()
 
