@@ -42,6 +42,11 @@ class FakeCatalogue:
             return None
         return SimpleNamespace(name=name, sequence=self.sequences.get(name, 0), verified=name in self.proved)
 
+    def is_overtaken(self, descriptor: Descriptor, sequence: int) -> bool:
+        newer = [name for (client_id, n), name in self.names.items()
+                 if client_id == descriptor.client_id and n > descriptor.snapshot]  # fmt: skip
+        return any(self.sequences.get(name, 0) < sequence for name in newer)
+
     def unverified(self) -> list[str]:
         return sorted(set(self.names.values()) - self.proved)
 

@@ -440,3 +440,48 @@ def test_what_was_asked_for_too_late_does_not_give_way(rig: Rig) -> None:
             assert not rig.pipeline.give_way(second, until=until)
     rig.settle()
     assert [number for _, number, _, _ in rig.commit.written] == [1, 2]
+
+
+def test_a_snapshot_that_comes_after_a_newer_one_of_its_client_is_superseded_and_another_clients_is_not(
+    rig: Rig,
+) -> None:
+    newer, older = rig.accept(rig.sealed(CLIENT, 2)), rig.sealed(CLIENT, 1)
+    late, other = rig.accept(older), rig.accept(rig.sealed(new_client_id(), 1))
+    assert (late.state, older.header().state) == (State.SUPERSEDED, SlotState.FREE)
+    assert rig.told == [(CLIENT, 1, "superseded", True)]
+    assert rig.pipeline.find("default", CLIENT, 1) is late
+    rig.settle()
+    assert rig.commit.written == [
+        ("default", 2, newer.sequence, b"abc"), ("default", 1, other.sequence, b"abc")
+    ]  # fmt: skip
+    assert rig.accept(rig.sealed(CLIENT, 1)) is late
+    assert rig.pipeline.books["default"].superseded == 1
+
+
+def test_an_older_snapshot_is_written_after_all_where_the_newer_one_has_failed(rig: Rig) -> None:
+    rig.connected.add(CLIENT)
+    rig.commit.errors = [SaveFailed("no")]
+    failed = rig.accept(rig.sealed(CLIENT, 2))
+    rig.settle()
+    older = rig.accept(rig.sealed(CLIENT, 1))
+    rig.settle()
+    assert (failed.state, older.state) == (State.FAILED, State.COMMITTED)
+
+
+def test_an_older_snapshot_is_not_written_over_a_newer_one_that_an_earlier_daemon_committed(rig: Rig) -> None:
+    catalogue = rig.catalogues["default"]
+    catalogue.names[CLIENT, 2], catalogue.sequences["step-000000002"] = "step-000000002", 5
+    rig.pipeline.books["default"].next_sequence = 6
+    slot = rig.sealed(CLIENT, 1)
+    late = rig.accept(slot)
+    rig.settle()
+    assert (late.state, late.step, slot.header().state) == (State.SUPERSEDED, 1, SlotState.FREE)
+    assert rig.commit.written == [] and rig.words(1) == ["superseded"]
+
+
+def test_an_older_snapshot_with_the_lower_sequence_that_it_was_given_keeps_its_place(rig: Rig) -> None:
+    newer, older = rig.sealed(CLIENT, 2), rig.sealed(CLIENT, 1)
+    rig.pipeline.accept(newer, newer.header(), sequence=7)
+    rig.pipeline.accept(older, older.header(), sequence=4)
+    rig.settle()
+    assert [(step, sequence) for _, step, sequence, _ in rig.commit.written] == [(2, 7), (1, 4)]

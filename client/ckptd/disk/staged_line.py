@@ -13,7 +13,7 @@ from ckptd.disk.series_entries import Series
 from ckptd.limits import MAX_BASES
 from ckptd.snapshot.descriptor import Descriptor
 
-__all__ = ["Accepted", "bases_of_last", "becomes_head"]
+__all__ = ["Accepted", "bases_of_last", "becomes_head", "is_overtaken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,18 @@ def becomes_head(series: Series, last: Accepted) -> bool:
     written = any((index.client_id, index.snapshot) == (d.client_id, d.snapshot) for index in series.own)
     higher = any(index.sequence >= last.sequence for index in series.own)
     moved = any(sequence >= last.sequence for sequence in series.known_sequences if sequence != last.sequence)
-    return not (written or higher or moved or any(entry.is_in_doubt for entry in series.entries))
+    doubt = any(entry.is_in_doubt for entry in series.entries)
+    return not (written or higher or moved or doubt or is_overtaken(series, last))
+
+
+def is_overtaken(series: Series, accepted: Accepted) -> bool:
+    """Whether a newer snapshot of its client is on disk with a lower sequence: written, the older would be the latest."""
+    d = accepted.descriptor
+    return any(
+        index.client_id == d.client_id and index.snapshot > d.snapshot and index.sequence < accepted.sequence
+        for entry in series.entries
+        if entry.own and entry.status == "committed" and (index := entry.index) is not None
+    )
 
 
 def bases_of_last(series: Series, accepted: Sequence[Accepted]) -> tuple[int, ...] | None:

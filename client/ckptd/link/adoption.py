@@ -16,6 +16,7 @@ from ckptd.disk.daemon_record import process_started
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series_entries import position_after, read_series
 from ckptd.disk.slot_folder import remove_slot_folder
+from ckptd.disk.staged_line import Accepted, is_overtaken
 from ckptd.errors import CkptdError
 from ckptd.link.earlier import accepted_in
 from ckptd.snapshot.sealed_slot import SealedSlot, sealed_slots
@@ -77,9 +78,9 @@ def _write(root: Root, run_id: str, sealed: SealedSlot, sequence: int) -> None:
     series = read_series(root, descriptor.run)
     slot = Slot.open(sealed.path)
     try:
-        if not any(
-            (d.client_id, d.snapshot) == (descriptor.client_id, descriptor.snapshot) for d in series.own
-        ):
+        snapshot = (descriptor.client_id, descriptor.snapshot)
+        written = any((d.client_id, d.snapshot) == snapshot for d in series.own)
+        if not written and not is_overtaken(series, Accepted(sequence, descriptor)):
             position = position_after(series, descriptor, sequence, run_id=run_id)
             slot.mark_writing(sequence)
             with slot.data[: descriptor.data_bytes] as data:

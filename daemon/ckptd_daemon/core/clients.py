@@ -269,7 +269,9 @@ _SAID = (State.COMMITTED, State.CORRUPT, State.FAILED, State.GONE, State.SUPERSE
 
 
 def _line(snapshot: Snapshot) -> str:
-    head = f"{snapshot.run} step {snapshot.step}: {snapshot.state.value}"
+    read = snapshot.step or snapshot.state is not State.SUPERSEDED
+    which = f"step {snapshot.step}" if read else f"snapshot {snapshot.number}"  # its descriptor wasn't read
+    head = f"{snapshot.run} {which}: {snapshot.state.value}"
     if snapshot.error is not None:
         return f"{head}: {snapshot.error}"
     if snapshot.state is State.SUPERSEDED:

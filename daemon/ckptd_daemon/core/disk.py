@@ -76,6 +76,13 @@ class Written:
     earlier: bool = False
 
 
+@dataclass(frozen=True)
+class Overtaken:
+    """A newer snapshot of its client is on disk, so this one wasn't written: it would become the latest."""
+
+    step: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """What came of a report: "verified", "corrupt" or "gone", and how many checkpoints retention removed."""
@@ -131,7 +138,7 @@ class Disk:
             summary=catalogue.summary(),
         )  # fmt: skip
 
-    def write(self, slot: Slot, sequence: int, started: Callable[[int], None]) -> Written:
+    def write(self, slot: Slot, sequence: int, started: Callable[[int], None]) -> Written | Overtaken:
         """Make the snapshot in `slot` durable under `sequence` and free the slot.
 
         Args:
@@ -147,9 +154,12 @@ class Disk:
         header = slot.header()
         descriptor = decode(slot.descriptor())
         _check_same(header, descriptor)
-        self.worker.post(lambda: started(descriptor.step))
         catalogue = self._catalogue(header.run)
-        if (found := catalogue.find(header.client_id, header.snapshot)) is not None:
+        found = catalogue.find(header.client_id, header.snapshot)
+        if found is None and catalogue.is_overtaken(descriptor, sequence):
+            return Overtaken(descriptor.step)
+        self.worker.post(lambda: started(descriptor.step))
+        if found is not None:
             _free(slot)
             return Written(name=found.name, step=descriptor.step, nbytes=0, seconds=0.0, earlier=True)
         slot.mark_writing(sequence)

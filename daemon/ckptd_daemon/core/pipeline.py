@@ -13,7 +13,7 @@ from ckptd.errors import CkptdError, NoSpace, ProtocolError
 from ckptd.names import parse_step_folder
 from ckptd.snapshot.slots import Slot, SlotHeader
 from ckptd_daemon.core.book import Book
-from ckptd_daemon.core.disk import Disk, Judged, RunFacts, Written
+from ckptd_daemon.core.disk import Disk, Judged, Overtaken, RunFacts, Written
 from ckptd_daemon.core.faults import HOPELESS, as_ours, fault
 from ckptd_daemon.core.lifecycle import Event, State
 from ckptd_daemon.core.slotpool import SlotPool
@@ -87,7 +87,7 @@ class Pipeline:
     # --- from slot to disk -----------------------------------------------------------------------
 
     def accept(self, slot: Slot, header: SlotHeader, *, sequence: int = 0) -> Snapshot:
-        """Give a sealed snapshot its sequence and have it written. Accepting one twice changes nothing.
+        """Give a sealed snapshot its sequence, and have it written unless a newer one of its client stands; only once.
 
         Args:
             slot: What holds it.
@@ -98,10 +98,15 @@ class Pipeline:
         known = book.ledger.get(header.client_id, header.snapshot)
         if known is not None:
             return known
-        snapshot = Snapshot(header.run, header.client_id, header.snapshot, book.take_sequence(sequence), slot)
+        late = book.ledger.is_overtaken(header.client_id, header.snapshot, sequence)
+        given = book.take_sequence(0 if late else sequence)
+        snapshot = Snapshot(header.run, header.client_id, header.snapshot, given, slot)
         slot.accept(snapshot.sequence)
         book.ledger.add(snapshot)
-        self._queue(snapshot, slot)
+        if late:
+            self._give_up(snapshot, Event.REPLACED_BY_NEWER)
+        else:
+            self._queue(snapshot, slot)
         return snapshot
 
     def remember(
@@ -164,10 +169,11 @@ class Pipeline:
             lambda result: self._wrote(snapshot, slot, result),
         )
 
-    def _wrote(self, snapshot: Snapshot, slot: Slot, result: Written | Exception) -> None:
-        if snapshot.state is State.STAGED:  # it failed before its step was known
-            snapshot.becomes(Event.WRITE_STARTED)
-        if isinstance(result, Written):
+    def _wrote(self, snapshot: Snapshot, slot: Slot, result: Written | Overtaken | Exception) -> None:
+        if isinstance(result, Overtaken):
+            snapshot.step = result.step
+            self._give_up(snapshot, Event.REPLACED_BY_NEWER)
+        elif isinstance(result, Written):
             self._committed(snapshot, slot, result)
         else:
             self._not_committed(snapshot, slot, as_ours(result))
@@ -188,6 +194,8 @@ class Pipeline:
         self._listener.to_verify(run, snapshot.name)
 
     def _not_committed(self, snapshot: Snapshot, slot: Slot, error: CkptdError) -> None:
+        if snapshot.state is State.STAGED:  # it failed before its step was known
+            snapshot.becomes(Event.WRITE_STARTED)
         snapshot.error = error
         hopeless = isinstance(error, HOPELESS)
         if isinstance(error, NoSpace) and self._room_may_come(snapshot):

@@ -14,6 +14,8 @@ from ckptd_daemon.core.lifecycle import UNWRITTEN, Event, State, after
 #: Snapshots of one run that are remembered after they were written; for older ones the disk is asked.
 REMEMBERED: Final = 256
 
+_STANDING: Final = UNWRITTEN | {State.COMMITTED, State.VERIFIED}
+
 
 @dataclass(eq=False)
 class Snapshot:
@@ -93,6 +95,17 @@ class Ledger:
 
     def unwritten(self) -> list[Snapshot]:
         return [snapshot for snapshot in self if snapshot.state in UNWRITTEN]
+
+    def is_overtaken(self, client_id: str, number: int, sequence: int = 0) -> bool:
+        """Whether a newer snapshot of this client stands, and this one would be put behind it.
+
+        sequence: The one it was given before; 0: it has none yet.
+        """
+        return any(
+            one.client_id == client_id and one.number > number and one.state in _STANDING
+            for one in self
+            if sequence == 0 or one.sequence < sequence
+        )
 
     def add(self, snapshot: Snapshot) -> None:
         self._by_key[snapshot.client_id, snapshot.number] = snapshot

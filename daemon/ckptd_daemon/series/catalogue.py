@@ -25,6 +25,7 @@ from ckptd.disk.in_quarantine import count_quarantined
 from ckptd.disk.rootdir import Root
 from ckptd.disk.run_index import write_run_index
 from ckptd.disk.series_entries import Entry, position_after
+from ckptd.disk.staged_line import Accepted, is_overtaken
 from ckptd.disk.verification import Report
 from ckptd.errors import ReadFailed
 from ckptd.names import parse_step_folder
@@ -124,6 +125,10 @@ class Catalogue:
     def find(self, client_id: str, snapshot: int) -> Entry | None:
         """The checkpoint that this snapshot became, if it is here and seems whole."""
         return self._view.find(client_id, snapshot)
+
+    def is_overtaken(self, descriptor: Descriptor, sequence: int) -> bool:
+        """Whether a newer snapshot of its client is here, with a lower sequence."""
+        return is_overtaken(self._view.series, Accepted(sequence, descriptor))
 
     def rescan(self) -> list[str]:
         """See what others added or removed; the names that are new."""
