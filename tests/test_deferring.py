@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -165,6 +166,26 @@ def test_steps_that_escape_torchs_hooks_are_known(monkeypatch: pytest.MonkeyPatc
     on_instance = torch.optim.SGD(parameters)
     on_instance.step = lambda closure=None: None  # type: ignore[method-assign]
     assert not calls_hooks(on_instance)
+
+
+def test_a_step_that_only_says_of_itself_what_torchs_says_is_known() -> None:
+    parameters = [nn.Parameter(torch.ones(2))]
+    torch.optim.SGD(parameters)  # torch wraps the class's step when it makes the first
+
+    class Decays(torch.optim.SGD):
+        @functools.wraps(torch.optim.SGD.step)
+        def step(self, closure: Any = None) -> Any:
+            with torch.no_grad():
+                parameters[0].mul_(0.9)  # before any hook
+            return super().step(closure)
+
+    assert not calls_hooks(Decays(parameters))
+    on_instance = torch.optim.SGD(parameters)
+    plain = on_instance.step
+    on_instance.step = functools.wraps(plain)(lambda closure=None: plain(closure))  # type: ignore[method-assign]
+    assert not calls_hooks(on_instance)
+    on_instance.step = torch.no_grad()(plain)  # type: ignore[method-assign]
+    assert calls_hooks(on_instance)
 
 
 def test_what_an_optimizer_without_hooks_trains_does_not_wait_though_another_trains_it_too() -> None:

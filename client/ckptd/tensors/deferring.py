@@ -65,14 +65,26 @@ def deferred(state: Mapping[Any, Any], sources: Sequence[torch.Tensor]) -> Defer
 
 
 def calls_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step(), as it is now, runs through torch's wrapper: one set on the instance or class may not."""
+    """Whether its step(), as it is now, changes nothing before torch's wrapper runs: one set on the instance or class may.
+
+    What lies around that wrapper and isn't torch's own (a scheduler's) may change anything before it calls it. One made
+    by functools.wraps says of itself what the wrapped step says, also that it is wrapped: torch then leaves it alone.
+    """
     step: Any = optimizer.step
     for _ in range(_WRAPPED_AT_MOST):
         step = getattr(step, "__func__", step)
         if getattr(step, "__code__", None) is _CALLS_HOOKS:
             return True
+        if not _is_torchs(step):
+            return False
         step = getattr(step, "__wrapped__", None)
     return False
+
+
+def _is_torchs(function: Any) -> bool:
+    """By where its code comes from, which functools.wraps doesn't copy."""
+    module = getattr(function, "__globals__", {}).get("__name__", "")
+    return isinstance(module, str) and module.partition(".")[0] == "torch"
 
 
 def _objects(value: Any, depth: int) -> Iterator[torch.nn.Module | torch.optim.Optimizer]:
