@@ -14,6 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -203,7 +204,10 @@ def test_torch_finds_every_one_of_more_than_65536_records(tmp_path: Path) -> Non
 def huge_rows(*sizes: int) -> list[TensorSpec]:
     row = TensorSpec(path=(), dtype="uint8", itemsize=1, shape=(), stride=None, offset=0, nbytes=0)
     places = zip(sizes, accumulate(sizes, initial=0), strict=False)
-    return [replace(row, path=("m", i), shape=(n,), offset=at, nbytes=n) for i, (n, at) in enumerate(places)]
+    return [
+        msgspec.structs.replace(row, path=("m", i), shape=(n,), offset=at, nbytes=n)
+        for i, (n, at) in enumerate(places)
+    ]
 
 
 def at(plan: ArchivePlan, offset: int, length: int) -> bytes:
