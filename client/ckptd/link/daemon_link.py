@@ -12,7 +12,7 @@ from typing import Any, Final
 from ckptd.disk.priority import have_step_forward
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series_entries import read_series
-from ckptd.errors import CkptdError, NoDaemon, ProtocolError
+from ckptd.errors import CkptdError, NoDaemon
 from ckptd.link import wire
 from ckptd.link.client_options import Transport
 from ckptd.link.failures import Failures
@@ -20,9 +20,9 @@ from ckptd.link.outbox import Outbox
 from ckptd.link.session import DaemonMode, Session
 from ckptd.link.skipped import SkippedSteps
 from ckptd.link.stages import Stages
-from ckptd.link.staging import Payload, Staged, fill
+from ckptd.link.staging import Staged
 from ckptd.link.wire import Accepted, Drained, Notice, Refused, StatusReply
-from ckptd.snapshot.slots import Slot
+from ckptd.snapshot.slots import Slot, SlotState
 
 __all__ = ["ANSWER_S", "DaemonLink"]
 
@@ -89,7 +89,11 @@ class DaemonLink:
         self._questions.clear()
         for left_out in (self._skipped, self._withdrawn):
             left_out.forgotten()
-        self.stages.greet(attached, self._held())
+        staged = self.outbox.staged
+        self.stages.greet(attached, self._held(), [one.ticket.snapshot for one in staged])
+        for one in staged:  # a later one, staged before the answers are here, must not be pushed first
+            if self.stages.is_slot(one.slot) and one.in_slot(SlotState.SEALED):
+                self.push(one)
         self.ask_again()
 
     def ask_again(self) -> None:
@@ -127,12 +131,16 @@ class DaemonLink:
             again = self.outbox.take(reply, time.monotonic())
             if again is not None:
                 self._push_again(again)
+            else:
+                self.stages.streaming.heard(reply.snapshot)
         elif isinstance(reply, Accepted):
             self.outbox.accepted(reply)
+            self.stages.streaming.heard(reply.snapshot)
         elif isinstance(reply, Drained):
             self._drained[reply.id] = reply.failed
         elif isinstance(reply, Refused) and reply.id in self._pushes:
             self.outbox.refused(self._pushes[reply.id], reply.error.exception())
+            self.stages.streaming.heard(self._pushes[reply.id])
         self._pushes.pop(reply.id, None)
         self._questions.discard(reply.id)
         for left_out in (self._skipped, self._withdrawn):
@@ -182,11 +190,15 @@ class DaemonLink:
         if not (self.stages.is_slot(staged.slot) or self.stages.is_private(staged.slot)):
             # The daemon has this slot no more, but its memory is still mapped here: it moves to another one.
             with contextlib.suppress(CkptdError):
-                self._move(staged)
+                self.stages.move(staged, ANSWER_S, self._held())
+        streaming = self.stages.streaming
         if self.stages.is_slot(staged.slot):
+            streaming.expect(staged.ticket.snapshot)
             self.push(staged)
-        elif self.stages.is_private(staged.slot):
-            self.stages.streaming.send(staged)
+            return
+        if self.stages.is_private(staged.slot):
+            streaming.send(staged)
+        streaming.heard(staged.ticket.snapshot)
 
     def _take_news(self) -> None:
         """What has become of streams, and the memory of those that are over."""
@@ -196,23 +208,6 @@ class DaemonLink:
             else:
                 self.outbox.refused(news.snapshot, news.error)
         self.stages.settle(self.outbox.staged, self._held())
-
-    def _move(self, staged: Staged) -> None:
-        old, size = staged.slot, staged.slot.capacity
-        header, descriptor = old.header(), old.descriptor()
-        if self.find_free(size) is None and self.must_grow(size):
-            self.reserve(size, ANSWER_S)
-        new = self.find_free(size)
-        if new is None:
-            raise ProtocolError("no free slot to move the snapshot to")
-
-        def copy(target: memoryview) -> None:
-            target[:] = old.data[: header.data_bytes]
-
-        payload = Payload(copy, header.data_bytes, descriptor)
-        staged.generation = fill(new, self.owner, staged.ticket.snapshot, payload)
-        staged.slot = new
-        old.close()
 
     # --- what is left out ------------------------------------------------------------------------
 

@@ -7,11 +7,11 @@ import os
 from collections.abc import Sequence
 
 from ckptd.disk.rootdir import Root
-from ckptd.errors import SharedMemoryTooSmall, SlotsOutOfReach
+from ckptd.errors import ProtocolError, SharedMemoryTooSmall, SlotsOutOfReach
 from ckptd.link import wire
 from ckptd.link.client_options import Transport
 from ckptd.link.session import Session
-from ckptd.link.staging import SlotSet, Staged
+from ckptd.link.staging import Payload, SlotSet, Staged, fill
 from ckptd.link.streaming import Streaming
 from ckptd.link.wire import Reserved
 from ckptd.snapshot.sizes import show_slots
@@ -40,15 +40,18 @@ class Stages:
         self, root: Root, owner: tuple[str, str], session: Session, count: int, transport: Transport
     ) -> None:
         self.streaming = Streaming(root, owner, count, transport)
-        self._client_id, self._session, self._count = owner[0], session, count
+        self._owner, self._session, self._count = owner, session, count
         self._slots, self._slot_bytes = SlotSet(*owner), 0
 
-    def greet(self, attached: wire.Attached, held: Sequence[Slot]) -> None:
-        """Take the slots of a daemon that was attached to just now; those in `held` are still needed."""
+    def greet(self, attached: wire.Attached, held: Sequence[Slot], unheard: Sequence[int]) -> None:
+        """Take the slots of a daemon that was attached to just now; those in `held` are still needed.
+
+        unheard: Snapshots that it is asked about: none of them, and no later one, is streamed before it has answered.
+        """
         names = {slot.name for slot in held}  # while it streams, a slot is only of use for what lies in it
         infos = [info for info in attached.slots if not self.streaming.on or info.name in names]
         self._slots.update(attached.slot_dir, infos, keep=held)
-        self.streaming.go_to(self._session)
+        self.streaming.go_to(self._session, unheard)
 
     def reserve(self, size: int, timeout_s: float, held: Sequence[Slot]) -> None:
         """Have slots made, mapped and touched, or memory of this process's own where there can be none.
@@ -62,6 +65,27 @@ class Stages:
             except (SharedMemoryTooSmall, SlotsOutOfReach) as error:
                 self.streaming.instead_of_slots(error)
         self.streaming.slots.reserve(size)
+
+    def move(self, staged: Staged, timeout_s: float, held: Sequence[Slot]) -> None:
+        """Bring what lies in a slot that the daemon has no more, still mapped here, to another one.
+
+        Raises what reserve() raises, or ProtocolError: none is free.
+        """
+        old, size = staged.slot, staged.slot.capacity
+        header, descriptor = old.header(), old.descriptor()
+        if self.find_free(size) is None and self.must_grow(size):
+            self.reserve(size, timeout_s, held)
+        new = self.find_free(size)
+        if new is None:
+            raise ProtocolError("no free slot to move the snapshot to")
+
+        def copy(target: memoryview) -> None:
+            target[:] = old.data[: header.data_bytes]
+
+        payload = Payload(copy, header.data_bytes, descriptor)
+        staged.generation = fill(new, self._owner, staged.ticket.snapshot, payload)
+        staged.slot = new
+        old.close()
 
     def memories(self) -> list[memoryview]:
         """What is reserved now."""
@@ -100,7 +124,7 @@ class Stages:
         """Free what was streamed and is saved or lost; once it streams, give slots back that nothing lies in."""
         self.streaming.settle(staged)
         if self.streaming.on and len(self._slots) and not any(map(self.is_slot, held)):
-            request = wire.Reserve(id=0, client_id=self._client_id, slot_bytes=0, slots=0)
+            request = wire.Reserve(id=0, client_id=self._owner[0], slot_bytes=0, slots=0)
             if self._session.send(request) is not None:
                 self._slots.close()
 
@@ -116,9 +140,7 @@ class Stages:
             raise _out_of_reach(slot_dir)
         self._slots.let_go_below(size)
         self._slot_bytes = max(size, self._slot_bytes)
-        request = wire.Reserve(
-            id=0, client_id=self._client_id, slot_bytes=self._slot_bytes, slots=self._count
-        )
+        request = wire.Reserve(id=0, client_id=self._owner[0], slot_bytes=self._slot_bytes, slots=self._count)
         log.info("slots.wanted what=%r where=%s", show_slots(self._count, self._slot_bytes), slot_dir)
         try:
             infos = self._session.ask(request, Reserved, timeout_s).slots
@@ -127,7 +149,7 @@ class Stages:
             raise
         self._slots.update(slot_dir, infos, keep=held)
         if infos and not len(self._slots) and self._session.alive:
-            self._session.send(wire.Reserve(id=0, client_id=self._client_id, slot_bytes=0, slots=0))
+            self._session.send(wire.Reserve(id=0, client_id=self._owner[0], slot_bytes=0, slots=0))
             raise _out_of_reach(slot_dir)
 
 

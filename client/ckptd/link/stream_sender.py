@@ -12,21 +12,21 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Final
 
 import zmq
 
-from ckptd.disk.rootdir import DaemonRecord, Root
+from ckptd.disk.rootdir import Root
 from ckptd.errors import CkptdError, NoDaemon, ProtocolError, TimedOut
 from ckptd.link import wire
 from ckptd.link.connection import Connection
 from ckptd.link.outgoing import Outgoing
-from ckptd.link.route import Route
+from ckptd.link.stream_job import PAUSE_S, Failed, Job, Place
 from ckptd.link.wire import Accepted, Refused, StreamState
 from ckptd.snapshot.slots import Slot
 
-__all__ = ["Failed", "Place", "StreamSender"]
+__all__ = ["StreamSender"]
 
 log = logging.getLogger(__name__)
 
@@ -34,51 +34,14 @@ _SLICE_S: Final = 0.02  # how long one look at the socket waits, and so how late
 _CONNECT_S: Final = 0.3
 _ASK_AGAIN_S: Final = 2.0  # without a word of the daemon: an answer may have been lost
 _CONNECT_AGAIN_S: Final = 6.0  # the connection may have been lost
-_PAUSE_S: Final = 0.1  # after a failure; twice as long after the next
 _PAUSE_MOST_S: Final = 2.0
 _MOST_REFUSALS: Final = 5  # in a row, with nothing taken in between
 _LET_GO_S: Final = 1.0
 _JOIN_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where to stream to, as the attachment to a daemon says."""
-
-    record: DaemonRecord
-    route: Route
-    token: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A snapshot that no daemon takes, and why."""
-
-    snapshot: int
-    error: CkptdError
-
-
-@dataclass(eq=False, slots=True)
-class _Job:
-    """A snapshot to stream.
-
-    Attributes:
-        over: It was withdrawn; nothing of it is sent any more.
-        may_be_there: The daemon may have all of it.
-    """
-
-    snapshot: int
-    generation: int
-    slot: Slot
-    outgoing: Outgoing
-    over: bool = False
-    may_be_there: bool = False
-    refusals: int = 0
-    pause_s: float = _PAUSE_S
-
-
 class StreamSender:
-    """Streams one snapshot after the other, in the order given. Its methods return at once, but for close().
+    """Streams one snapshot after the other, in the order of their numbers. Its methods return at once, but for close().
 
     Args:
         root: The root.
@@ -89,8 +52,9 @@ class StreamSender:
     def __init__(self, root: Root, client_id: str, slots: int) -> None:
         self._root, self._client_id, self._slots = root, client_id, slots
         self._changed = threading.Condition()
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, Job] = {}
         self._news: deque[Accepted | Failed] = deque()
+        self._unheard: set[int] = set()
         self._place: Place | None = None
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -99,10 +63,21 @@ class StreamSender:
 
     # --- for the client's thread -----------------------------------------------------------------
 
-    def go_to(self, place: Place) -> None:
-        """Stream to this daemon from now on."""
+    def go_to(self, place: Place, unheard: Iterable[int]) -> None:
+        """Stream to this daemon from now on: nothing from the first of `unheard` on, until that is heard of."""
         with self._changed:
-            self._place = place
+            self._place, self._unheard = place, set(unheard)
+            self._changed.notify_all()
+
+    def expect(self, snapshot: int) -> None:
+        """Begin no later one before this one is heard of: it goes another way, or may have to be sent again first."""
+        with self._changed:
+            self._unheard.add(snapshot)
+
+    def heard(self, snapshot: int) -> None:
+        """The daemon has said what it knows of this one, and where it must be sent again send() was called."""
+        with self._changed:
+            self._unheard.discard(snapshot)
             self._changed.notify_all()
 
     def send(self, snapshot: int, generation: int, slot: Slot) -> None:
@@ -110,7 +85,7 @@ class StreamSender:
         with self._changed:
             if snapshot in self._jobs or self._stopping:
                 return
-            self._jobs[snapshot] = _Job(snapshot, generation, slot, Outgoing(slot))
+            self._jobs[snapshot] = Job(snapshot, generation, slot, Outgoing(slot))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="ckptd-stream", daemon=True)
                 self._thread.start()
@@ -167,18 +142,21 @@ class StreamSender:
         finally:
             self._disconnect()
 
-    def _next(self) -> tuple[_Job, Place] | None:
+    def _next(self) -> tuple[Job, Place] | None:
         with self._changed:
             while not self._stopping:
                 for over in [job for job in self._jobs.values() if job.over]:
                     self._finish(over)
-                first = next(iter(self._jobs.values()), None)
-                if first is not None and self._place is not None:
+                first = min(self._jobs.values(), key=lambda job: job.snapshot, default=None)
+                if first is not None and self._place is not None and self._may_begin(first):
                     return first, self._place
                 self._changed.wait()
         return None
 
-    def _work(self, job: _Job, place: Place) -> None:
+    def _may_begin(self, job: Job) -> bool:
+        return all(job.snapshot < unheard for unheard in self._unheard)
+
+    def _work(self, job: Job, place: Place) -> None:
         try:
             self._stream(job, place, self._connected(place))
         except (
@@ -195,7 +173,7 @@ class StreamSender:
             with self._changed:
                 self._finish(job)
 
-    def _stream(self, job: _Job, place: Place, connection: Connection) -> None:
+    def _stream(self, job: Job, place: Place, connection: Connection) -> None:
         """Send a snapshot until the daemon has it, or somebody wants something else."""
         outgoing = job.outgoing
         begun = self._begin(job, place, connection)
@@ -209,7 +187,7 @@ class StreamSender:
                 if isinstance(reply, StreamState) and reply.snapshot == job.snapshot:
                     if reply.id == begun:
                         outgoing.go_on(reply.have, reply.upto)
-                        resumed, job.pause_s = True, _PAUSE_S
+                        resumed, job.pause_s = True, PAUSE_S
                     elif resumed:
                         job.refusals = 0 if reply.have > outgoing.have else job.refusals
                         outgoing.granted(reply.have, reply.upto)
@@ -229,7 +207,7 @@ class StreamSender:
                 asked_at, resumed = now, False
                 begun = self._begin(job, place, connection)
 
-    def _begin(self, job: _Job, place: Place, connection: Connection) -> int:
+    def _begin(self, job: Job, place: Place, connection: Connection) -> int:
         outgoing = job.outgoing
         return connection.send(
             wire.StreamBegin(
@@ -239,7 +217,7 @@ class StreamSender:
             )
         )  # fmt: skip
 
-    def _send_piece(self, job: _Job, connection: Connection) -> bool:
+    def _send_piece(self, job: Job, connection: Connection) -> bool:
         outgoing = job.outgoing
         if outgoing.next_is_last and not self._may_send_last(job):
             return False
@@ -255,12 +233,12 @@ class StreamSender:
         )
         return True
 
-    def _may_send_last(self, job: _Job) -> bool:
+    def _may_send_last(self, job: Job) -> bool:
         with self._changed:
             job.may_be_there = not job.over
             return job.may_be_there
 
-    def _refused(self, job: _Job, reply: Refused, *, at_begin: bool) -> None:
+    def _refused(self, job: Job, reply: Refused, *, at_begin: bool) -> None:
         """Go on after a refusal where that makes sense. Raises the error when another connection may do better."""
         error = reply.error.exception()
         if isinstance(error, (NoDaemon, ProtocolError)) and at_begin:
@@ -269,18 +247,18 @@ class StreamSender:
         if not isinstance(error, ProtocolError) or job.refusals > _MOST_REFUSALS:
             self._done(job, Failed(job.snapshot, error))
 
-    def _done(self, job: _Job, news: Accepted | Failed) -> None:
+    def _done(self, job: Job, news: Accepted | Failed) -> None:
         with self._changed:
             self._news.append(news)
             job.over = job.over or isinstance(news, Failed)
             self._finish(job)
 
-    def _finish(self, job: _Job) -> None:
+    def _finish(self, job: Job) -> None:
         if self._jobs.get(job.snapshot) is job:
             del self._jobs[job.snapshot]
             self._changed.notify_all()
 
-    def _is_off(self, job: _Job, place: Place) -> bool:
+    def _is_off(self, job: Job, place: Place) -> bool:
         return job.over or self._stopping or self._place is not place
 
     def _connected(self, place: Place) -> Connection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from ckptd.disk.rootdir import Root
@@ -13,7 +13,8 @@ from ckptd.link.private_slots import PrivateSlots
 from ckptd.link.route import stream_route
 from ckptd.link.session import Session
 from ckptd.link.staging import Staged
-from ckptd.link.stream_sender import Failed, Place, StreamSender
+from ckptd.link.stream_job import Failed, Place
+from ckptd.link.stream_sender import StreamSender
 from ckptd.link.wire import Accepted
 from ckptd.snapshot.slots import SlotState
 
@@ -54,8 +55,8 @@ class Streaming:
         self.on = True
         log.warning("transport.stream run=%s %s; because: %s", self._run, _WHAT, why)
 
-    def go_to(self, session: Session) -> None:
-        """Stream to the daemon that the session is attached to."""
+    def go_to(self, session: Session, unheard: Iterable[int] = ()) -> None:
+        """Stream to the daemon that the session is attached to: first what it may have to be sent again."""
         route, attached, record = session.route, session.attached, session.record
         if route is None or attached is None or record is None:
             return
@@ -64,11 +65,19 @@ class Streaming:
         except NoDaemon as error:
             log.warning("transport.no_stream run=%s error=%s", self._run, str(error))
         else:
-            self._sender.go_to(place)
+            self._sender.go_to(place, unheard)
 
     def send(self, staged: Staged) -> None:
         """Have a sealed slot of ours streamed, unless it is already."""
         self._sender.send(staged.ticket.snapshot, staged.generation, staged.slot)
+
+    def expect(self, snapshot: int) -> None:
+        """Stream nothing later before this one is heard of."""
+        self._sender.expect(snapshot)
+
+    def heard(self, snapshot: int) -> None:
+        """The daemon knows this one, or it is sent again, or it is lost."""
+        self._sender.heard(snapshot)
 
     def withdraw(self, staged: Staged) -> bool:
         """Send no more of it; False when the daemon may have it."""
