@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from ckptd.errors import TimedOut
 from ckptd.snapshot.descriptor import TensorSpec
 from ckptd.tensors import background_copy
 from ckptd.tensors.background_copy import BATCH_BYTES, BackgroundCopy, CopyThread, batches
@@ -81,6 +82,71 @@ def test_who_waits_takes_over_what_is_left(monkeypatch: pytest.MonkeyPatch) -> N
     copy.let_go()
     assert held.by == ["ckptd-overlap", "MainThread"]
     assert copy.wait(10)
+
+
+class Device:
+    """Copies from a device."""
+
+    waited = 0
+
+    def wait(self) -> None:
+        self.waited += 1
+
+
+def test_who_waits_without_a_bound_needs_no_thread_that_copies() -> None:
+    given, memory = pairs_of(STATE)
+    told: list[BackgroundCopy] = []
+    device: Any = Device()
+    copy = BackgroundCopy(given, [device], memory, threads=None, ended=told.append)
+    waiting = threading.Thread(target=copy.wait, daemon=True)
+    waiting.start()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert copy.has_ended
+    assert device.waited == 1
+    copy.run()  # the thread is late
+    assert told == [copy]
+    assert bytes(memory[:4000]) == torch.arange(1000, dtype=torch.int32).numpy().tobytes()
+
+
+def test_what_follows_a_copy_may_wait_while_the_next_is_copied() -> None:
+    thread, may, ended = CopyThread(), threading.Event(), threading.Event()
+
+    def waits() -> None:
+        assert may.wait(10)
+
+    given, memory = pairs_of({"a": torch.ones(256)})
+    first = BackgroundCopy(given, [], memory, threads=None, ended=lambda _: thread.follow(waits))
+    second = BackgroundCopy(given, [], memory, threads=None, ended=lambda _: thread.follow(ended.set))
+    thread.begin(first)
+    thread.begin(second)
+    assert second.wait(5)
+    assert not ended.is_set()
+    may.set()
+    assert ended.wait(5)
+    thread.close()
+
+
+def test_a_call_that_interrupts_the_copy_in_its_own_thread_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given, memory = pairs_of({"a": torch.ones(256)})
+    copy = BackgroundCopy(given, [], memory, threads=None, ended=lambda _: None)
+    seen: list[str] = []
+
+    def interrupted(*how: Any) -> None:
+        for call in (copy.wait, copy.let_go, lambda: copy.wait(20)):
+            with pytest.raises(TimedOut, match="by what this call interrupts"):
+                call()
+            seen.append("told")
+
+    monkeypatch.setattr(background_copy, "copy_tensors", interrupted)
+    stepping = threading.Thread(target=copy.let_go, daemon=True)
+    stepping.start()
+    stepping.join(10)
+    assert seen == ["told"] * 3
+    assert not copy.interrupted_here
+    assert copy.wait() is True
 
 
 def test_nothing_is_kept_of_a_copy_that_has_ended() -> None:

@@ -174,7 +174,7 @@ def test_a_step_that_only_says_of_itself_what_torchs_says_is_known() -> None:
 
     class Decays(torch.optim.SGD):
         @functools.wraps(torch.optim.SGD.step)
-        def step(self, closure: Any = None) -> Any:
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
             with torch.no_grad():
                 parameters[0].mul_(0.9)  # before any hook
             return super().step(closure)

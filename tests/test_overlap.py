@@ -22,7 +22,7 @@ from ckptd.disk.rootdir import Root
 from ckptd.errors import CheckpointWarning, InvalidArgument, SaveFailed, TimedOut
 from ckptd.link import wire
 from ckptd.snapshot.slots import SlotState
-from ckptd.tensors import overlap
+from ckptd.tensors import background_copy, copying, overlap
 from ckptd.tensors.step_gate import gate
 from ckptd_places import places
 from fake_daemon import FakeDaemon, wait_until
@@ -47,7 +47,11 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[HeldCopies]:
     held = HeldCopies(monkeypatch)
     yield held
     held.may.set()
-    wait_until(lambda: not any(thread.name == "ckptd-overlap" for thread in threading.enumerate()))
+    wait_until(lambda: not threads_named("ckptd-overlap", "ckptd-sealing"))
+
+
+def threads_named(*names: str) -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(names)]
 
 
 def client_of(root: Root, **options: Any) -> ckptd.Client:
@@ -296,6 +300,115 @@ def test_the_next_snapshot_waits_for_the_copy_before_it(
     assert [descriptor.step for descriptor, _ in fake.snapshots] == [1, 2]
 
 
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """What hangs is an error."""
+
+    def over(*_: Any) -> None:
+        raise TimeoutError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(15)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("call", ["snapshot", "restore", "wait", "close"])
+def test_who_waits_for_a_copy_may_hold_the_lock_that_the_end_of_the_one_before_waits_for(
+    root: Root, fake: FakeDaemon, held: HeldCopies, in_time: None, call: str
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+    ckptd.save(root.path / "elsewhere", loop.state, step=3)
+    calls: dict[str, Callable[[ckptd.Client], object]] = {
+        "snapshot": lambda client: client.snapshot(3, loop.state),
+        "restore": lambda client: client.restore(loop.state, source=root.path / "elsewhere"),
+        "wait": lambda client: client.wait(3),
+        "close": lambda client: client.close(),
+    }
+    held.may.set()
+    with client_of(root) as client:
+        writer: Any = client._writer
+        with writer.lock:
+            client.snapshot(1, loop.state)
+            wait_until(lambda: writer._beside._filling.has_ended)
+            second = client.snapshot(2, loop.state)
+            calls[call](client)
+        if call != "close":
+            client.wait(10)
+    assert second.state == "committed"
+    assert [descriptor.step for descriptor, _ in fake.snapshots][:2] == [1, 2]
+
+
+def test_a_snapshot_that_interrupts_the_copy_before_it_is_skipped(
+    root: Root, fake: FakeDaemon, held: HeldCopies, monkeypatch: pytest.MonkeyPatch, in_time: None
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+    tickets: list[ckptd.Ticket] = []
+
+    def interrupted(*how: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert held.may.wait(10)
+        elif not tickets:
+            with pytest.warns(
+                CheckpointWarning, match="step 2 was skipped: the snapshot before is being copied"
+            ):
+                tickets.append(client.snapshot(2, loop.state))
+            held.may.set()
+        copying.copy_tensors(*how)
+
+    monkeypatch.setattr(background_copy, "copy_tensors", interrupted)
+    with client_of(root) as client:
+        client.snapshot(1, loop.state)
+        loop.optimizer.step()
+        client.wait(10)
+    assert [ticket.state for ticket in tickets] == ["skipped"]
+    assert [descriptor.step for descriptor, _ in fake.snapshots] == [1]
+
+
+def test_a_client_that_is_dropped_in_the_middle_of_its_copy_saves_it(
+    root: Root, fake: FakeDaemon, held: HeldCopies, monkeypatch: pytest.MonkeyPatch, in_time: None
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+    hooks: list[int] = []
+    wanted = expected_of(loop.state)
+    clients = [client_of(root)]
+
+    def collecting(*how: Any) -> None:
+        assert held.may.wait(10)
+        clients.clear()  # as the garbage collector does, in whichever thread
+        hooks.append(len(_global_optimizer_pre_hooks))
+        copying.copy_tensors(*how)
+
+    monkeypatch.setattr(background_copy, "copy_tensors", collecting)
+    clients[0].snapshot(1, loop.state)
+    held.may.set()
+    wait_until(lambda: bool(fake.snapshots) and not threads_named("leaving"))
+    assert [held_in(*one) for one in fake.snapshots] == [wanted]
+    assert all(hooks)  # steps wait as long as anything is copied
+    gate.enter()
+    gate.leave()  # who leaves next takes the hook away
+    assert "0 users" in repr(gate)
+
+
+def test_a_daemon_that_cannot_be_told_of_a_copy_is_said(
+    root: Root, fake: FakeDaemon, held: HeldCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop(OPTIMIZERS["SGD"])
+
+    def broken(*_: Any) -> None:
+        raise OSError("broken")
+
+    with client_of(root) as client:
+        monkeypatch.setattr(client._writer._link, "stage", broken)  # type: ignore[union-attr]
+        ticket = client.snapshot(1, loop.state)
+        held.may.set()
+        wait_until(lambda: ticket.state == "failed")
+        monkeypatch.undo()
+        with pytest.warns(CheckpointWarning, match="the daemon couldn't be told: OSError: broken"):
+            client.wait(10)
+
+
 @pytest.mark.parametrize("ending", ["close", "error", "drop"])
 def test_a_snapshot_that_no_step_follows_is_finished_at_the_end(
     root: Root, fake: FakeDaemon, held: HeldCopies, ending: str
@@ -464,6 +577,8 @@ def test_overlap_without_a_daemon_is_refused(root: Root) -> None:
 
 
 def test_clients_of_one_process_share_the_hook(root: Root, fake: FakeDaemon) -> None:
+    gate.enter()
+    gate.leave()  # one that was dropped before may have left it
     hooks = _global_optimizer_pre_hooks
     before = len(hooks)
     with client_of(root) as one:

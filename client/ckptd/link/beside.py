@@ -1,13 +1,14 @@
 """The one snapshot of a client that is still being copied while training goes on.
 
-Whoever is first seals its slot and tells the daemon: the thread that copied, or a call that waits for it.
+Whoever is first seals its slot and tells the daemon: a thread that is told of the copy's end, or a call that waits for
+it. Calls wait while they hold the writer's lock: whoever copies never takes it, and for the thread that does nobody waits.
 """
 
 from __future__ import annotations
 
 import threading
 
-from ckptd.errors import CkptdError
+from ckptd.errors import CkptdError, SaveFailed
 from ckptd.link.daemon_link import DaemonLink
 from ckptd.link.failures import Failure, Failures
 from ckptd.link.filling import Filling
@@ -33,6 +34,12 @@ class BesideTraining:
         """Whether there is one."""
         return self._filling is not None
 
+    @property
+    def interrupted_here(self) -> bool:
+        """Whether this call interrupts the copy in its own thread."""
+        filling = self._filling
+        return filling is not None and filling.interrupted_here
+
     def begin(self, slot: Slot, ticket: Ticket, payload: Payload) -> None:
         """Copy into a free slot what can't wait, and begin with the rest. After an error the slot is free."""
         with self._lock:
@@ -43,7 +50,8 @@ class BesideTraining:
     def finish(self, timeout_s: float | None = None) -> bool:
         """Wait for the copy, seal the slot, tell the daemon; False when that took longer. With None, no bound, it helps.
 
-        A copy that failed is entered as a failure.
+        A copy that failed is entered as a failure. Raises TimedOut where the call interrupts the copy, see
+        BackgroundCopy.wait.
         """
         filling = self._filling
         if filling is None:
@@ -72,6 +80,9 @@ class BesideTraining:
                 self._link.stage(filling.seal())
             except CkptdError as error:
                 self._fail(filling.ticket, error)
+            except Exception as error:  # noqa: BLE001 - there may be no caller to raise it to
+                seen = f"{type(error).__name__}: {error}"
+                self._fail(filling.ticket, SaveFailed("the daemon couldn't be told", seen=seen))
 
     def _fail(self, ticket: Ticket, error: CkptdError) -> None:
         if ticket.become("failed", error=error):

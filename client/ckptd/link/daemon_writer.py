@@ -99,7 +99,8 @@ class DaemonWriter:
         One with a `beside` is sealed later, once all of it is copied; the next submit() waits for that.
 
         Raises:
-            TimedOut, NoDaemon: No slot came free within the bound. Nothing was taken.
+            TimedOut, NoDaemon: No slot came free within the bound, or the call interrupts the copy before. Nothing was
+                taken.
             SharedMemoryTooSmall: No slot can be large enough. Nothing was taken.
         """
         with self.lock:
@@ -117,8 +118,16 @@ class DaemonWriter:
             return self._link.stages.memories()
 
     def finish_copy(self) -> None:
-        """Return when nothing is copied beside the training any more: the state may be changed."""
+        """Return when nothing is copied beside the training any more: the state may be changed.
+
+        Raises:
+            TimedOut: The call interrupts that copy in its own thread.
+        """
         self._beside.finish()
+
+    def interrupts_copy(self) -> bool:
+        """Whether this call interrupts a copy in its own thread, which can't end before the call does."""
+        return self._beside.interrupted_here
 
     def skipped(self, ticket: Ticket) -> None:
         """Nothing was taken for this ticket: tell the daemon, which can't know."""

@@ -41,8 +41,16 @@ class Filling:
         """Whether the copy has ended, well or not."""
         return self._copy.has_ended
 
+    @property
+    def interrupted_here(self) -> bool:
+        """Whether this call interrupts the copy in its own thread."""
+        return self._copy.interrupted_here
+
     def wait(self, timeout_s: float | None) -> bool:
-        """Return when the copy has ended; False when that took longer. With None, no bound, it helps."""
+        """Return when the copy has ended; False when that took longer. With None, no bound, it helps.
+
+        Raises TimedOut where the call interrupts the copy.
+        """
         return self._copy.wait(timeout_s)
 
     def seal(self) -> Staged:

@@ -153,6 +153,10 @@ class InlineWriter:
         """None that is worth arranging for: it is copied to and written in one go."""
         return []
 
+    def interrupts_copy(self) -> bool:
+        """Nothing is copied beside the training."""
+        return False
+
     def finish_copy(self) -> None:
         """Nothing is copied beside the training."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 import time
 import weakref
 
@@ -30,6 +32,17 @@ def leave_at_end(
 def _leave(writer: Writer, failures: Failures, timeout_s: float, pid: int) -> None:
     if os.getpid() != pid:
         return
+    if writer.interrupts_copy() or threading.current_thread().name.startswith("ckptd-"):
+        # The garbage collector came by in the middle of a copy, which waits for this call as this call would for it.
+        # The interpreter's end waits for a thread that is no daemon.
+        with contextlib.suppress(RuntimeError):  # no thread to be had
+            leaving = threading.Thread(target=_close, args=(writer, failures, timeout_s), name="leaving")
+            leaving.start()
+            return
+    _close(writer, failures, timeout_s)
+
+
+def _close(writer: Writer, failures: Failures, timeout_s: float) -> None:
     began = time.monotonic()
     writer.close(timeout_s)
     for text in failures.take():

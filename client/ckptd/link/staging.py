@@ -34,8 +34,15 @@ class Underway(Protocol):
     def has_ended(self) -> bool:
         """Whether every byte has arrived, or one can't."""
 
+    @property
+    def interrupted_here(self) -> bool:
+        """Whether this call interrupts it in its own thread: it can't end before that."""
+
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Return when it has ended; False when that took longer. With None, no bound, it helps."""
+        """Return when it has ended; False when that took longer. With None, no bound, it helps.
+
+        Raises TimedOut where this call interrupts it.
+        """
 
 
 @dataclass(frozen=True, slots=True)

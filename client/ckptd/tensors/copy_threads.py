@@ -39,7 +39,7 @@ class CopyThreads:
     def __init__(self, helpers: int | None = None) -> None:
         self._wanted = _spare_cpus() if helpers is None else helpers
         self._pid = os.getpid()
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # a signal's handler may come here too
         self._asked: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._end = weakref.finalize(self, _end, self._asked, self._threads)
@@ -79,7 +79,7 @@ class CopyThreads:
 
     def _ask(self, work: _Work) -> None:
         if os.getpid() != self._pid:
-            self._starting = threading.Lock()  # another thread of the parent may have held it at the fork
+            self._starting = threading.RLock()  # another thread of the parent may have held it at the fork
             self._begin()
         with self._starting:
             if len(self._threads) < self._wanted:

@@ -19,7 +19,7 @@ __all__ = ["DeviceCopy", "Pairs", "has_side_stream"]
 #: Places in the slot, and the tensors to copy to them.
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
-_lock: Final = threading.Lock()
+_lock: Final = threading.RLock()  # a signal's handler may come here too
 _streams: Final[dict[torch.device, Any]] = {}
 
 

@@ -19,7 +19,7 @@ __all__ = ["Overlap"]
 #: What is no more than this is copied at once: it takes no longer than to start a thread.
 AT_ONCE_BYTES: Final = 1024 * 1024
 
-#: Begins a copy into the memory it is given, and calls the other thing in the copy's thread at its end.
+#: Begins a copy into the memory it is given, and calls the other thing in another thread at its end.
 Beside: TypeAlias = Callable[[memoryview, Callable[[], None]], BackgroundCopy]
 
 
@@ -28,7 +28,7 @@ class Overlap:
 
     def __init__(self) -> None:
         gate.enter()
-        self._leave = weakref.finalize(self, gate.leave)
+        self._dropped = weakref.finalize(self, gate.leave, hooks=False)
         self._thread = CopyThread()
         self._to_say: list[str] = []
         self._said: set[str] = set()
@@ -52,7 +52,8 @@ class Overlap:
 
     def close(self) -> None:
         """Let steps go without it. May be called twice."""
-        self._leave()
+        if self._dropped.detach() is not None:
+            gate.leave()
         self._thread.close()
 
     def take_notes(self) -> list[str]:

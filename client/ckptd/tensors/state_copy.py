@@ -61,12 +61,13 @@ def copy_beside(
         memory: Where to. It must stay until the copy has ended.
         thread: Who copies the rest.
         threads: Who helps with what is copied now, and whoever must wait for the rest.
-        ended: Called in the copy's thread once no step has to wait any more, whether it went well or not.
+        ended: Called once no step has to wait any more, whether it went well or not, where nobody waits for it: it may
+            take any lock.
     """
 
     def let_steps_pass(copy: BackgroundCopy) -> None:
         gate.drop(copy)
-        ended()
+        thread.follow(ended)
 
     host, devices = _by_device(captured, deferred.waits)
     under_way = _begin(devices, memory)

@@ -57,13 +57,20 @@ class StepGate:
             if self._hook is None:
                 self._hook = register_optimizer_step_pre_hook(_before_step)
 
-    def leave(self) -> None:
+    def leave(self, *, hooks: bool = True) -> None:
+        """The other half of enter().
+
+        Args:
+            hooks: False leaves torch's hook to whoever leaves next: the garbage collector comes in the middle of a step
+                too, that is running its hooks, or of a copy that steps still wait for.
+        """
         with self._lock:
             self._users -= 1
-            if self._users == 0 and self._hook is not None:
+            unused = self._users == 0 and hooks
+            if unused and self._hook is not None:
                 self._hook.remove()
                 self._hook = None
-        if self._users == 0:
+        if unused:
             self._unwatch()
 
     def hold(self, copy: Held, modules: Iterable[torch.nn.Module] = ()) -> None:
