@@ -97,7 +97,7 @@ def test_torch_alone_refuses_it_too(
 ) -> None:
     """weights_only stands behind our own check of the pickle, as if that weren't there."""
     for module in (reading, v1):
-        monkeypatch.setattr(module, "check_archive", lambda data, where, *, ours: None)
+        monkeypatch.setattr(module, "check_archive", lambda data, where, *, ours: {})
     folder, file = place
     plant(folder, file, archived(values_that_run(marker)[name]))
     with pytest.raises(CorruptCheckpoint, match=file), warnings.catch_warnings():

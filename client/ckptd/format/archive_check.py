@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ckptd.format.archive_records import first_record, read_records
+from ckptd.format.archive_records import Record, first_record, read_records
 from ckptd.format.pickle_check import check_pickle
 
 
-def check_archive(data: bytes, where: str, *, ours: bool) -> None:
+def check_archive(data: bytes | memoryview, where: str, *, ours: bool) -> dict[str, Record]:
     """Refuse an archive that could end the process, or ask for memory or time without bound, while torch reads it.
 
     Args:
@@ -14,13 +14,17 @@ def check_archive(data: bytes, where: str, *, ours: bool) -> None:
         where: Its path, for messages.
         ours: Whether our writer is the only one that makes such files; False for format v1.
 
+    Returns:
+        Its records, by name.
+
     Raises:
         CorruptCheckpoint: It is no such archive. Nothing of it was made or called.
     """
     records = read_records(data, where)
     place = records["data.pkl"]
-    pickle = data[place.offset : place.offset + place.nbytes]
+    pickle = bytes(data[place.offset : place.offset + place.nbytes])
     check_pickle(pickle, {name: record.nbytes for name, record in records.items()}, where, ours=ours)
+    return records
 
 
 def check_head(head: bytes | bytearray, where: str) -> None:

@@ -42,7 +42,7 @@ class Record:
     nbytes: int
 
 
-def read_records(data: bytes, where: str) -> dict[str, Record]:
+def read_records(data: bytes | memoryview, where: str) -> dict[str, Record]:
     """The records of an archive, by name without the folder that all of them lie in.
 
     Args:
@@ -97,7 +97,7 @@ def _check_apart(records: dict[str, Record], where: str) -> None:
         end = record.offset + record.nbytes
 
 
-def _directory_place(data: bytes, where: str) -> tuple[int, int, int]:
+def _directory_place(data: bytes | memoryview, where: str) -> tuple[int, int, int]:
     """How many records there are, and where their directory begins and ends."""
     end_at = len(data) - _END.size
     if end_at < 0 or data[end_at : end_at + 4] != b"PK\5\6":
@@ -115,7 +115,7 @@ def _directory_place(data: bytes, where: str) -> tuple[int, int, int]:
     return count, start, last
 
 
-def _central(data: bytes, where: str) -> Iterator[tuple[str, Record]]:
+def _central(data: bytes | memoryview, where: str) -> Iterator[tuple[str, Record]]:
     count, at, end = _directory_place(data, where)
     for _ in range(count):
         if at + _CENTRAL.size > end or data[at : at + 4] != b"PK\1\2":
@@ -125,11 +125,11 @@ def _central(data: bytes, where: str) -> Iterator[tuple[str, Record]]:
         name_at = at + _CENTRAL.size
         extra_at = name_at + name_length
         at = extra_at + extra_length + comment_length
-        wide = _wide(data[extra_at : extra_at + extra_length])
+        wide = _wide(bytes(data[extra_at : extra_at + extra_length]))
         nbytes, packed, header_at = (
             next(wide, -1) if field == _MAX32 else field for field in (nbytes, packed, header_at)
         )
-        name = data[name_at:extra_at]
+        name = bytes(data[name_at:extra_at])
         if flags & _ENCRYPTED or method != 0 or packed != nbytes:
             raise _bad("a record is compressed or encrypted", where, repr(name)[:200])
         yield name.decode("latin1"), _record(data, name, header_at, nbytes, where)
@@ -148,7 +148,7 @@ def _wide(extra: bytes) -> Iterator[int]:
         at += 4 + size
 
 
-def _record(data: bytes, name: bytes, header_at: int, nbytes: int, where: str) -> Record:
+def _record(data: bytes | memoryview, name: bytes, header_at: int, nbytes: int, where: str) -> Record:
     """The place of a record's data, by its own header, which must agree in name and method."""
     if not 0 <= header_at <= len(data) - _LOCAL.size or data[header_at : header_at + 4] != b"PK\3\4":
         raise _bad("a record lies outside", where, repr(name)[:200])

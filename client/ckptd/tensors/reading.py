@@ -6,9 +6,9 @@ from __future__ import annotations
 import io
 import mmap
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import IO, Any, Final, TypeAlias, cast
 
 import numpy
 import torch
@@ -23,6 +23,7 @@ from ckptd.names import META_FILE, SINGLE_FILE, TABLE_FILE
 from ckptd.tensors.loaded_tree import check_tree
 from ckptd.tensors.moving import moved
 from ckptd.tensors.shard_tensors import ShardTensors
+from ckptd.tensors.single_file import LargeTensors, SparseFile, read_whole
 from ckptd.tensors.tag_reader import decode
 from ckptd.tensors.tags import MARKER
 from ckptd.tensors.ties_across_files import tie_across_files
@@ -71,7 +72,7 @@ def load_from(
     """
     plan = _Parts(reader, only, absent_ok=absent_ok)
     shards = plan.shards()
-    unread = Unread(shards.values())
+    unread = Unread([*shards.values(), *plan.large])
     if not lazily:
         unread.read({})
     return plan.put_together(shards, unread, device)
@@ -104,8 +105,9 @@ class _Parts:
     def __init__(self, reader: Reader, only: Collection[str] | None, *, absent_ok: bool) -> None:
         self._reader = reader
         self._rows = _read_table(reader)
-        self._payload = _payload(reader, META_FILE if reader.index.layout == "sharded" else SINGLE_FILE)
+        self._payload, large = _meta(reader) if reader.index.layout == "sharded" else _single(reader)
         self._chosen = select(self._payload, only, absent_ok)
+        self.large = _once(one for one in large if one.name in self._chosen)
 
     def shards(self, mapped: Callable[[str], _Mapped] | None = None) -> dict[str, ShardTensors]:
         """By name of the file, with memory of their own, or as it is mapped."""
@@ -145,13 +147,39 @@ def _read_table(reader: Reader) -> tuple[TensorRow, ...]:
     return rows
 
 
-def _payload(reader: Reader, name: str) -> dict[str, Any]:
-    """The content of meta.pt or ckpt.pt, without its envelope."""
-    where = f"{reader.path}/{name}"
-    data = reader.read(name)
+_Payload: TypeAlias = tuple[dict[str, Any], list[LargeTensors]]
+
+
+def _meta(reader: Reader) -> _Payload:
+    where, data = f"{reader.path}/{META_FILE}", reader.read(META_FILE)
     check_archive(data, where, ours=True)
+    return _unpickled(reader, where, io.BytesIO(data)), []
+
+
+def _single(reader: Reader) -> _Payload:
+    where, content = f"{reader.path}/{SINGLE_FILE}", read_whole(reader)
+    file = SparseFile(content, check_archive(content, where, ours=True))
+    payload = _unpickled(reader, where, cast("IO[bytes]", file))
+    large = file.large_tensors(payload)
+    if large is None:
+        return _unpickled(reader, where, io.BytesIO(content)), []
+    return payload, large
+
+
+def _once(parts: Iterable[LargeTensors]) -> list[LargeTensors]:
+    """What is tied across components is the first one's."""
+    met: set[int] = set()
+    apart = []
+    for part in parts:
+        apart.append(part.without(met))
+        met.update(part.memory)
+    return apart
+
+
+def _unpickled(reader: Reader, where: str, file: IO[bytes]) -> dict[str, Any]:
+    """The content of meta.pt or ckpt.pt, without its envelope."""
     try:
-        payload = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        payload = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CorruptCheckpoint(
             "torch can't read it, though its bytes are those committed",

@@ -72,7 +72,7 @@ def _found(
 def _in_meta(rows: Sequence[TensorRow], payload: Any, where: str) -> dict[int, torch.Tensor]:
     """The tensors of meta.pt by the identity of their row: both are in the order in which the state was walked."""
     there = [row for row in rows if row.file == META_FILE]
-    tensors = list(_tensors(payload))
+    tensors = list(tensors_in(payload))
     if len(tensors) != len(there):
         raise CorruptCheckpoint(
             "the table doesn't fit the files", where=where,
@@ -81,17 +81,18 @@ def _in_meta(rows: Sequence[TensorRow], payload: Any, where: str) -> dict[int, t
     return {id(row): tensor for row, tensor in zip(there, tensors, strict=True)}
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a payload, as often as they are met, in the order in which the state was walked."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors_in(item)
         if type(value) is OrderedDict:
-            yield from _tensors(vars(value).get("_metadata"))
+            yield from tensors_in(vars(value).get("_metadata"))
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def _tie(first: _Met, other: _Met, shards: Mapping[str, ShardTensors], where: str) -> None:

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy
 import torch
@@ -19,13 +19,35 @@ import torch
 from ckptd.errors import CkptdError
 from ckptd.snapshot.values import SCALARS
 from ckptd.tensors.registered_tags import Unbuilt, items_below
-from ckptd.tensors.shard_tensors import ShardTensors
+
+
+class UnreadFile(Protocol):
+    """The tensors of one file, or a part of one, without their bytes.
+
+    Attributes:
+        name: Tells it from the others.
+        memory: The bytes of each tensor by their address, those of tied ones once.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def memory(self) -> Mapping[int, torch.Tensor]: ...
+
+    def read(self, live: Mapping[int, torch.Tensor]) -> None:
+        """Read and prove all of it, into live where that has the address. Raises CorruptCheckpoint, ReadFailed."""
+
+    def prove(self) -> None:
+        """Check its hash, and keep nothing. Raises as `read`."""
+
+    def peek(self, addresses: Collection[int]) -> None:
+        """Read what lies at these addresses, unproven. Raises as `read`."""
 
 
 class Unread:
     """The files of one checkpoint that aren't read yet. One without any has nothing to do, whatever it is asked."""
 
-    def __init__(self, shards: Iterable[ShardTensors] = ()) -> None:
+    def __init__(self, shards: Iterable[UnreadFile] = ()) -> None:
         self._waiting = {shard.name: shard for shard in shards}
         self._file_of = {address: shard.name for shard in self._waiting.values() for address in shard.memory}
 
