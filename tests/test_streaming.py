@@ -397,3 +397,25 @@ def test_a_script_that_ends_without_close_has_its_last_snapshot_streamed(places:
     with run_script(script, places) as trainer:
         assert trainer.wait(60) == 0
     assert torch.equal(ckptd.load(places / "default" / "step-000000001")["weights"], torch.arange(3_000_000))
+
+
+@pytest.mark.slow
+def test_what_a_killed_daemon_had_taken_is_streamed_to_the_next_one_before_what_it_had_not(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        ckptd.Client(places, transport="stream", close_timeout_s=60) as client,
+        held_at(monkeypatch, 1) as (reached, go_on, _),
+    ):
+        client.reserve(state_of(2))
+        daemon = daemon_of(places)
+        assert daemon is not None
+        os.kill(daemon.pid, signal.SIGSTOP)
+        older, newer = (client.snapshot(step, state_of(2, step)) for step in (1, 2))
+        # As if the daemon had accepted it, and the thread had told so: only the newer one is still with it.
+        client._writer._link.stages.streaming._sender.forget(older.snapshot)  # type: ignore[union-attr]
+        os.kill(daemon.pid, signal.SIGKILL)
+        go_on.set()
+        client.wait(60)
+        assert [one.step for one in client.checkpoints()] == [1, 2]
+        assert older.committed and newer.committed and reached is not None
