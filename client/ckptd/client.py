@@ -169,6 +169,8 @@ class Client:
             to a newer one (see on_busy); both are reported too.
 
         Raises:
+            RestoreFailed: A restore has failed half-way and left a part of a checkpoint in the state: nothing is
+                saved until another one has succeeded. Nothing was taken.
             UnstorableState: Something in the state can't be stored; `where` is its key path. Nothing was
                 taken.
             InvalidArgument: A step or metric that can't be right. Nothing was taken.
@@ -295,6 +297,8 @@ class Client:
 
     def wait(self, timeout_s: float = WAIT_TIMEOUT_S) -> None:
         """Wait until every snapshot of this client is committed; reports those that failed.
+
+        One that restore() took from shared memory (`Resumed.staged`) counts like one of its own, here and in close().
 
         Args:
             timeout_s: Bound in seconds (default 300).

@@ -59,8 +59,15 @@ class Restoration:
                     "run_id": writer.run_id, "only": only, "strict": strict, "knows": self._recorder.knows,
                     "verify_first": verify_first,
                 }  # fmt: skip
-                resumed = self._restore(slots.found, state, how, step=step, source=source)
+                try:
+                    resumed = self._restore(slots.found, state, how, step=step, source=source)
+                except RestoreFailed as error:
+                    self._recorder.torn = self._recorder.torn or error.state_touched
+                    raise
+                self._recorder.torn = False
                 bases = slots.found.bases if slots.found is not None and resumed and resumed.staged else ()
+                if slots.found is not None and resumed and resumed.staged:
+                    writer.inherit(slots.found.accepted)
                 self._recorder.go_on_from(resumed, fits=strict and only is None, before=bases)
         # Without a daemon now the state is restored all the same; saving will look for one again.
         with contextlib.suppress(NoDaemon, TimedOut):

@@ -189,6 +189,7 @@ class Attached(Message):
     slot_dir: Text
     slots: list[SlotInfo]
     pending: Count  #: snapshots of this run, of earlier clients, still to be committed
+    lost: Count = 0  #: such snapshots that could not be written, newer than the newest that was
     stream: Text = ""  #: endpoint for streamed snapshots
     stream_tcp: Text = ""  #: the same for those who are connected by TCP; "" when the daemon has none
     stream_token: Name = ""

@@ -125,9 +125,11 @@ class Clients:
         session.identity, session.version = identity, request.version
         log.info("client.attached run=%s pid=%d client=%s", session.run, request.pid, session.client_id)
         pending = [s for s in self.pipeline.unwritten(session.run) if s.client_id != session.client_id]
+        book = self.pipeline.books[session.run]
         reply = wire.Attached(
-            id=request.id, daemon_id=self._daemon_id, run_id=self.pipeline.books[session.run].run_id,
+            id=request.id, daemon_id=self._daemon_id, run_id=book.run_id,
             slot_dir=str(self._pool.folder), slots=self._reservations.infos(session), pending=len(pending),
+            lost=book.lost(session.client_id),
             stream=self.streams.endpoint, stream_tcp=self.streams.endpoint_tcp, stream_token=session.stream_token,
         )  # fmt: skip
         self._send(identity, reply)
