@@ -181,6 +181,8 @@ def test_a_slot_that_was_filled_again_in_mid_read_is_said_and_the_state_not_pass
                 assert failed.value.state_touched and isinstance(failed.value.__cause__, TimedOut)
             resumed = client.restore(state)
             assert resumed is not None and resumed.staged
+            daemon.clear()
+            client.wait(30)
 
 
 def test_each_of_three_trainers_goes_on_from_the_slot_of_the_one_before(root: Path) -> None:
@@ -267,6 +269,8 @@ def test_a_step_of_the_disk_is_waited_for_and_one_in_the_slot_is_not(root: Path)
                 assert resumed is not None and (resumed.step, resumed.staged) == (2, True), ways
                 assert torch.equal(state["weights"], state_of(2.0)["weights"])
                 assert resumed.in_part is False and bool(resumed.not_asked) == ("only" in ways)
+            daemon.clear()
+            client.wait(30)
 
 
 class Job:
@@ -331,3 +335,33 @@ def test_losses_go_on_bit_for_bit_from_the_slot_and_the_disk_gives_the_same_stat
             assert [later.step() for _ in range(again.next_step, STEPS + 1)] == losses[5:]
             for ours, theirs in zip(job.model.parameters(), later.model.parameters(), strict=True):
                 assert bytes_of(ours.detach()) == bytes_of(theirs.detach())
+
+
+JOB = """
+import sys, ckptd, torch
+client = ckptd.Client(sys.argv[1], daemon="attach", close_timeout_s=float(sys.argv[2]))
+resumed = client.restore({"weights": torch.zeros(1000)})
+print(resumed.step, resumed.staged, flush=True)
+if sys.argv[3] == "close":
+    client.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["close", "ends"])
+def test_a_script_with_nothing_left_to_train_waits_for_the_step_it_restored_from_its_slot(
+    root: Path, how: str
+) -> None:
+    def begin(bound_s: float) -> subprocess.Popen[str]:
+        job = [sys.executable, "-c", JOB, str(root), str(bound_s), how]
+        return subprocess.Popen(job, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    with obstructed_daemon(root) as daemon:
+        daemon.obstruct(*STALLED)
+        killed(lambda: saves(root, 1))
+        out, said = begin(0.2).communicate(timeout=60)
+        assert out == "1 True\n" and "step 1 was restored from shared memory and may not be on disk" in said
+        second = begin(60)
+        assert second.stdout is not None and second.stdout.readline() == "1 True\n"
+        daemon.clear()
+        assert second.communicate(timeout=60)[1] == "" and second.returncode == 0
+        assert [one.step for one in read_series(Root.for_reading(root), "default").entries] == [1]

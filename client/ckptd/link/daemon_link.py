@@ -16,6 +16,7 @@ from ckptd.errors import CkptdError, NoDaemon
 from ckptd.link import wire
 from ckptd.link.client_options import Transport
 from ckptd.link.failures import Failures
+from ckptd.link.inherited import Inherited
 from ckptd.link.outbox import Outbox
 from ckptd.link.session import DaemonMode, Session
 from ckptd.link.skipped import SkippedSteps
@@ -37,6 +38,7 @@ class DaemonLink:
     Attributes:
         session: The attachment.
         outbox: What is on its way.
+        inherited: What an earlier client left and this one restored.
         stages: Where they are staged.
     """
 
@@ -49,6 +51,7 @@ class DaemonLink:
         self.session = Session(root, run, client_id, mode)
         self.stages = Stages(root, self.owner, self.session, slots, transport)
         self.outbox = Outbox(client_id, root.run_dir(run), failures)
+        self.inherited = Inherited(root, run, failures)
         self.filling: Slot | None = None  #: the slot that is filled beside the training
         self._epoch, self._checked_at, self.asked_at = 0, 0.0, 0.0
         self._hurried = [
@@ -57,7 +60,7 @@ class DaemonLink:
         ]  # the newest snapshots that the daemon was told we wait for, and for their proof
         self._pushes: dict[int, int] = {}  # message → snapshot, until it is answered
         self._drained: dict[int, int] = {}  # message → how many failed
-        self._questions: set[int] = set()  # whether a snapshot gives way; not answered yet
+        self._questions: set[int] = set()  # whether a snapshot gives way
         self._skipped, self._withdrawn = SkippedSteps(client_id), SkippedSteps(client_id, gave_way=True)
 
     # --- looking ---------------------------------------------------------------------------------
@@ -108,6 +111,7 @@ class DaemonLink:
         A slot is freed only after its checkpoint is durable; one still in its slot waits for the next daemon. What is
         streamed stays in this process's memory until its notice comes.
         """
+        self.inherited.look_on_disk()
         out = {
             staged.ticket.snapshot for staged in self.outbox.staged
             if self.stages.is_private(staged.slot) or not staged.in_slot()
@@ -125,7 +129,7 @@ class DaemonLink:
                     self.outbox.take(notice, time.monotonic())
 
     def _take(self, reply: wire.Reply) -> None:
-        if isinstance(reply, Notice):
+        if isinstance(reply, Notice) and not self.inherited.take(reply):
             if reply.slot and not reply.slot_free:
                 self.stages.forget(reply.slot)
             again = self.outbox.take(reply, time.monotonic())
@@ -133,6 +137,8 @@ class DaemonLink:
                 self._push_again(again)
             else:
                 self.stages.streaming.heard(reply.snapshot)
+            if reply.state in ("committed", "verified"):
+                self.inherited.replaced()
         elif isinstance(reply, Accepted):
             self.outbox.accepted(reply)
             self.stages.streaming.heard(reply.snapshot)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ckptd.disk.rootdir import Root
+from ckptd.disk.staged_line import Accepted
 from ckptd.errors import CkptdError, ClientClosed, RunTaken, TimedOut
 from ckptd.link.beside import BesideTraining
 from ckptd.link.client_options import Transport
@@ -153,7 +154,7 @@ class DaemonWriter:
         self._failures.was_told(ticket.snapshot)
 
     def wait_all(self, timeout_s: float, *, no_daemon_s: float | None = None) -> None:
-        """Return when every snapshot of this client is committed or lost.
+        """Return when every snapshot of this client, and the one it restored from a slot, is committed or lost.
 
         Raises:
             TimedOut: Not within the bound.
@@ -177,7 +178,8 @@ class DaemonWriter:
             self._link.look(0.0)
             attached = self._link.session.attached
             pending = bool(self._link.outbox) or (attached is not None and attached.pending > 0)
-        return self._drain(timeout_s, slots=slots) if pending else 0
+            lost = attached.lost if attached is not None else 0
+        return lost + (self._drain(timeout_s, slots=slots) if pending else 0)
 
     def waiting(self) -> Sequence[WaitingSnapshot] | None:
         """Which snapshots of the run were accepted and aren't written; None when nobody says so now."""
@@ -190,6 +192,11 @@ class DaemonWriter:
         """Where the daemon said that slots lie."""
         attached = self._link.session.attached
         return Path(attached.slot_dir if attached is not None else "")
+
+    def inherit(self, accepted: Accepted) -> None:
+        """An earlier client's snapshot was restored from its slot: wait for it too, wherever own ones are waited for."""
+        with self.lock:
+            self._link.inherited.begin(accepted)
 
     def _drain(self, timeout_s: float, *, verified: bool = False, slots: EarlierSlots | None = None) -> int:
         token: tuple[int, int] | None = None
@@ -229,6 +236,7 @@ class DaemonWriter:
                 self._beside.give_up(error)
                 self._link.look_on_disk()
                 self._link.outbox.give_up(error)
+                self._link.inherited.give_up(error)
             self._link.detach(min(ANSWER_S, max(0.5, deadline - time.monotonic())))
             self._link.close()
 
@@ -249,13 +257,14 @@ class DaemonWriter:
             self._beside.finish(max(0.0, started + timeout_s - time.monotonic()))
             with self.lock:
                 self._link.hurry(proof_of)
+                self._link.inherited.ask(self._link.session)
                 self._link.look(max(0.0, min(_SLICE_S, started + timeout_s - time.monotonic())))
                 if done():
                     return
                 self._check_wait(started, timeout_s, what, no_daemon_s)
 
     def _nothing_left(self) -> bool:
-        return not self._link.outbox and not self._beside
+        return not self._link.outbox and not self._beside and not self._link.inherited
 
     def _check_wait(self, started: float, timeout_s: float, what: str, no_daemon_s: float | None) -> None:
         link, now = self._link, time.monotonic()
@@ -278,4 +287,5 @@ class DaemonWriter:
         count = len(self._link.outbox)
         if not self._link.session.connected:
             return f"no daemon ({self._link.no_daemon()})"
-        return f"{count} snapshot{'' if count == 1 else 's'} of this client still on the way"
+        said = f"{count} snapshot{'' if count == 1 else 's'} of this client still on the way"
+        return f"{said}, and the one that was restored from shared memory" if self._link.inherited else said

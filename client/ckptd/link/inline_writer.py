@@ -22,6 +22,7 @@ from ckptd.disk.lineage import Position
 from ckptd.disk.lock import RootLock
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series_entries import Entry, Series, position_after, read_series
+from ckptd.disk.staged_line import Accepted
 from ckptd.disk.writing import Writing
 from ckptd.errors import (
     CkptdError,
@@ -191,6 +192,9 @@ class InlineWriter:
     def await_earlier(self, timeout_s: float, slots: EarlierSlots | None = None) -> int:
         """Nothing to wait for: what lay in slots was written when this was opened."""
         return 0
+
+    def inherit(self, accepted: Accepted) -> None:
+        """Nothing is restored from a slot here: what was left in one is on disk before anything else."""
 
     def waiting(self) -> None:
         """Nobody says."""
