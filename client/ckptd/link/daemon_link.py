@@ -54,10 +54,8 @@ class DaemonLink:
         self.inherited = Inherited(root, run, failures)
         self.filling: Slot | None = None  #: the slot that is filled beside the training
         self._epoch, self._checked_at, self.asked_at = 0, 0.0, 0.0
-        self._hurried = [
-            0,
-            0,
-        ]  # the newest snapshots that the daemon was told we wait for, and for their proof
+        # The newest snapshots that the daemon was told we wait for, and for their proof.
+        self._hurried = [0, 0]
         self._pushes: dict[int, int] = {}  # message → snapshot, until it is answered
         self._drained: dict[int, int] = {}  # message → how many failed
         self._questions: set[int] = set()  # whether a snapshot gives way
