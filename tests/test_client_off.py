@@ -111,7 +111,7 @@ def test_a_step_of_the_line_that_fails_is_never_replaced_by_an_abandoned_one_of_
 @pytest.mark.slow
 def test_the_root_is_locked_against_a_daemon_and_a_daemons_root_against_it(root: Path) -> None:
     with ckptd.Client(root, daemon="off"), pytest.raises(RootLocked, match=r'daemon="off"'):
-        ckptd.Client(root, start_timeout_s=1.0)
+        ckptd.Client(root, start_timeout_s=20)
     with ckptd.Client(root), pytest.raises(RootLocked, match="pid"):
         ckptd.Client(root, daemon="off")
 
@@ -282,3 +282,10 @@ def test_a_snapshot_that_was_committed_before_its_slot_was_freed_is_not_written_
     with ckptd.Client(root, daemon="off") as client:
         assert [one.step for one in client.checkpoints()] == [7, 8]
     assert not Root.for_reading(root).slot_path.exists()
+
+
+def test_there_is_nobody_to_stream_to(root: Path) -> None:
+    with pytest.raises(
+        ckptd.InvalidArgument, match=r'transport: .*stream.*wanted a daemon: with daemon="off"'
+    ):
+        ckptd.Client(root, daemon="off", transport="stream")

@@ -95,6 +95,8 @@ class ClientOptions:
             raise _wrong(
                 "overlap", True, 'a daemon: with daemon="off" each snapshot is written before it returns'
             )
+        if self.transport == "stream" and self.daemon == "off":
+            raise _wrong("transport", "stream", 'a daemon: with daemon="off" nothing is sent')
         if not isinstance(self.sharding, Sharding):
             raise _wrong("sharding", self.sharding, "a ckptd.Sharding")
         if self.cadence is not None and not isinstance(self.cadence, Cadence):

@@ -51,7 +51,7 @@ def _machine() -> Iterator[Room]:
         lines = Path("/proc/meminfo").read_text("ascii").splitlines()
         free = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
         available = free["MemAvailable"] + free.get("SwapFree", 0) - MARGIN_BYTES
-        yield Room("memory of this machine", available, "free memory, or use slots=1")
+        yield Room("memory of this machine", available, "free memory, or use fewer slots")
     except (OSError, ValueError, KeyError, IndexError):
         return
 

@@ -101,7 +101,7 @@ class Slot:
             if isinstance(error, OSError) and error.errno in _NO_ROOM:
                 raise SharedMemoryTooSmall(
                     "no room for a slot", where=str(path.parent), wanted=f"{size} bytes",
-                    todo="enlarge it (docker: --shm-size; mount -o remount,size=…) or use slots=1",
+                    todo="enlarge it (docker: --shm-size; mount -o remount,size=…) or use fewer slots",
                 ) from error  # fmt: skip
             raise
         finally:
@@ -126,7 +126,7 @@ class Slot:
             mapping = MappedMemory(-1, size)
         except (OSError, ValueError, OverflowError) as error:
             raise SharedMemoryTooSmall(
-                "no memory for a snapshot", wanted=f"{size} bytes", todo="free memory, or use slots=1"
+                "no memory for a snapshot", wanted=f"{size} bytes", todo="free memory, or use fewer slots"
             ) from error
         slot = cls(Path(name), mapping)
         fresh = SlotHeader(state=SlotState.FREE, client_id=client_id, run=run)

@@ -90,8 +90,8 @@ def _start(commands: _Commands[_Parser]) -> None:
         "any free port; only who can read ROOT/.ckptd/daemon.json gets in",
     )  # fmt: skip
     parser.add_argument(
-        "--max-write-rate", metavar="SIZE", help="write checkpoints at no more than so many bytes per second, also "
-        "while somebody waits; 0 for no bound (0)",
+        "--max-write-rate", metavar="SIZE", help="write checkpoints at no more than so many bytes per second (1MB or "
+        "more), also while somebody waits; 0 for no bound (0). Kept in .ckptd/ckptd.toml for later starts",
     )  # fmt: skip
     parser.add_argument(
         "--max-staged-bytes", metavar="SIZE",

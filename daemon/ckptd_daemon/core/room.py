@@ -17,6 +17,6 @@ def rooms_for(folder: Path) -> list[Room]:
         str(folder.parent),
         found.f_bavail * found.f_frsize,
         "enlarge it (docker: --shm-size=…; mount -o remount,size=…), point CKPTD_SHM_DIR at a larger tmpfs, "
-        "or use slots=1",
+        "or use fewer slots",
     )
     return [shm, *memory_rooms()]

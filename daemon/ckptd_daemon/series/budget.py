@@ -59,7 +59,7 @@ class Budget:
                     f"more than the budget for staged snapshots: {asked}", where=name,
                     seen=f"{wanted} bytes more, {who} {'has' if who == 'this client' else 'have'} {has}",
                     wanted=f"at most {most} in all",
-                    todo=f"use slots=1, or raise it: ckptd start {flag}, or [staging] in .ckptd/ckptd.toml",
+                    todo=f"use fewer slots, or raise it: ckptd start {flag}, or [staging] in .ckptd/ckptd.toml",
                 )  # fmt: skip
 
 
