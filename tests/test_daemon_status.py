@@ -24,7 +24,9 @@ RECORD = DaemonRecord(
 
 def clients(books: dict[str, Book]) -> Any:
     staged = StagedBytes(Budget(max_client_bytes=7))
-    return SimpleNamespace(leaving="", staged=staged, sessions=Sessions(), pipeline=SimpleNamespace(books=books))
+    return SimpleNamespace(
+        leaving="", staged=staged, sessions=Sessions(), pipeline=SimpleNamespace(books=books)
+    )
 
 
 def test_a_run_shows_what_is_queued_and_what_failed(tmp_path: Path) -> None:

@@ -87,9 +87,9 @@ def test_a_checkpoint_that_vanishes_while_it_is_verified_is_replaced_by_what_is_
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.commit(1)
-    from ckptd.disk import series
+    from ckptd.disk import proving
 
-    real, taken = series.check, []
+    real, taken = proving.check, []
 
     def retention_is_faster(path: Path, **more: Any) -> Any:
         if not taken:
@@ -98,6 +98,6 @@ def test_a_checkpoint_that_vanishes_while_it_is_verified_is_replaced_by_what_is_
             shutil.rmtree(writer.run_dir / "step-000000001")
         return real(path, **more)
 
-    monkeypatch.setattr(series, "check", retention_is_faster)
+    monkeypatch.setattr(proving, "check", retention_is_faster)
     found = latest(writer)
     assert (found.name, found.passed_over) == ("step-000000002", ())

@@ -36,7 +36,9 @@ PAGE_ALIGNED_FROM_BYTES: Final = 64 * KIB
 # Slots and wire
 MAX_DESCRIPTOR_BYTES: Final = 512 * MIB
 MAX_MESSAGE_BYTES: Final = 1 * MIB
-MAX_REQUEST_BYTES: Final = 64 * KIB  #: what a client sends is small: a thousand of them may wait in the daemon
+MAX_REQUEST_BYTES: Final = (
+    64 * KIB
+)  #: what a client sends is small: a thousand of them may wait in the daemon
 MAX_SLOTS_PER_CLIENT: Final = 2
 MAX_BASES: Final = 64  #: snapshots in a row, each restored from a slot and none of them written yet
 MAX_FRAME_BYTES: Final = 4 * MIB  #: of a streamed snapshot, in one message
