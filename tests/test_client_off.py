@@ -111,7 +111,7 @@ def test_a_step_of_the_line_that_fails_is_never_replaced_by_an_abandoned_one_of_
 @pytest.mark.slow
 def test_the_root_is_locked_against_a_daemon_and_a_daemons_root_against_it(root: Path) -> None:
     with ckptd.Client(root, daemon="off"), pytest.raises(RootLocked, match=r'daemon="off"'):
-        ckptd.Client(root, start_timeout_s=20)
+        ckptd.Client(root, start_timeout_s=4.0)
     with ckptd.Client(root), pytest.raises(RootLocked, match="pid"):
         ckptd.Client(root, daemon="off")
 
