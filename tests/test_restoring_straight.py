@@ -164,22 +164,6 @@ def test_with_none_left_the_error_says_that_the_state_was_touched_and_verify_fir
         assert caught.value.state_touched  # type: ignore[attr-defined]
 
 
-def test_what_a_restore_left_half_way_is_not_saved_until_another_one_has_succeeded(root: Path) -> None:
-    saved(root, 1)
-    state = trained(make(50))
-    good = ckptd.save(root.parent / "good", state, step=1)
-    flip(folder_of(root, 1))
-    with ckptd.Client(root, daemon="off", sharding=TWO) as client:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", CheckpointWarning)
-            with pytest.raises(RestoreFailed, match="sha256"):
-                client.restore(state)
-        with pytest.raises(RestoreFailed, match="must not be saved: snapshot of step 2; restore again"):
-            client.snapshot(2, state)
-        assert client.restore(state, source=good) is not None
-        assert client.snapshot(2, state).committed
-
-
 def test_one_that_doesnt_fit_after_a_damaged_one_is_no_longer_said_to_leave_the_state_untouched(
     root: Path,
 ) -> None:

@@ -169,8 +169,6 @@ class Client:
             to a newer one (see on_busy); both are reported too.
 
         Raises:
-            RestoreFailed: A restore has failed half-way and left a part of a checkpoint in the state: nothing is
-                saved until another one has succeeded. Nothing was taken.
             UnstorableState: Something in the state can't be stored; `where` is its key path. Nothing was
                 taken.
             InvalidArgument: A step or metric that can't be right. Nothing was taken.

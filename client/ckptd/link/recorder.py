@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series import read_series
-from ckptd.errors import CkptdError, NoDaemon, ReadFailed, RestoreFailed, SharedMemoryTooSmall, TimedOut
+from ckptd.errors import CkptdError, NoDaemon, ReadFailed, SharedMemoryTooSmall, TimedOut
 from ckptd.format.records import CheckpointIndex
 from ckptd.link.client_options import DEFAULT_CADENCE, ClientOptions
 from ckptd.link.failures import Failure, Failures
@@ -58,7 +58,6 @@ class Recorder:
         self._base_before: tuple[int, ...] = ()
         self._earlier_seconds: float | None = None  # None: not looked up yet, see _seconds_before
         self._began = self._last_at = time.monotonic()
-        self.torn = False  #: a restore has failed half-way, and none has succeeded since
         self._last_step: int | None = None
         self._knows_last = self._said_gradients = False
         self._fitted: set[int] = set()  # sequences of checkpoints that were restored here and fitted whole
@@ -75,12 +74,6 @@ class Recorder:
 
     def take(self, step: int, state: Mapping[Any, Any], metrics: dict[str, float]) -> Ticket:
         """Take one snapshot; see Client.snapshot. When no slot came free its ticket says skipped."""
-        if self.torn:
-            raise RestoreFailed(
-                "a restore left a part of a checkpoint in the state, which must not be saved", state_touched=True,
-                where=f"run {self._run}", seen=f"snapshot of step {step}",
-                todo="restore again, or make the objects and the client anew",
-            )  # fmt: skip
         captured = capture(state)
         # A number is never used twice, whatever happens below: (client, snapshot) names one snapshot for
         # ever.

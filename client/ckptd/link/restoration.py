@@ -59,12 +59,7 @@ class Restoration:
                     "run_id": writer.run_id, "only": only, "strict": strict, "knows": self._recorder.knows,
                     "verify_first": verify_first,
                 }  # fmt: skip
-                try:
-                    resumed = self._restore(slots.found, state, how, step=step, source=source)
-                except RestoreFailed as error:
-                    self._recorder.torn = self._recorder.torn or error.state_touched
-                    raise
-                self._recorder.torn = False
+                resumed = self._restore(slots.found, state, how, step=step, source=source)
                 bases = slots.found.bases if slots.found is not None and resumed and resumed.staged else ()
                 if slots.found is not None and resumed and resumed.staged:
                     writer.inherit(slots.found.accepted)
