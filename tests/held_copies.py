@@ -14,6 +14,7 @@ from ckptd.snapshot.descriptor import Descriptor, TensorSpec
 from ckptd.tensors import background_copy, copying, overlap
 from ckptd.tensors.capture import capture
 from ckptd.tensors.state_copy import copy_at_once
+from ckptd.tensors.step_gate import gate
 
 
 class HeldCopies:
@@ -40,6 +41,8 @@ class HeldCopies:
     @contextlib.contextmanager
     def watch_steps(self) -> Iterator[None]:
         """Let copies go on when a step has ended: it must not have, before they are done. Enter it before the client."""
+        gate.enter()  # a client that was dropped may have left its hook behind: it must not come before these
+        gate.leave()
         stepping = self.stepping = threading.Event()
         before = register_optimizer_step_pre_hook(lambda *_: stepping.set())
         after = register_optimizer_step_post_hook(lambda *_: self.may.set())

@@ -27,6 +27,7 @@ from ckptd.tensors.step_gate import gate
 from ckptd_places import places
 from fake_daemon import FakeDaemon, wait_until
 from held_copies import HeldCopies, expected_of, held_in
+from told_signals import hearing_ctrl_c
 
 __all__ = ["places"]
 
@@ -524,9 +525,10 @@ def test_ctrl_c_in_a_step_that_waits_leaves_the_snapshot_and_the_parameters(
     with client_of(root) as client:
         client.snapshot(1, loop.state)
         assert held.begun.wait(10)
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            loop.optimizer.step()
+        with hearing_ctrl_c():
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                loop.optimizer.step()
         assert expected_of(loop.state)[("model", "1.weight")] == wanted[("model", "1.weight")]
         held.may.set()
         with pytest.warns(CheckpointWarning, match="its copy failed: KeyboardInterrupt"):
