@@ -7,8 +7,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ckptd.snapshot.descriptor import Descriptor, TensorSpec
 from ckptd.tensors import background_copy, copying, overlap
@@ -41,13 +42,17 @@ class HeldCopies:
     @contextlib.contextmanager
     def watch_steps(self) -> Iterator[None]:
         """Let copies go on when a step has ended: it must not have, before they are done. Enter it before the client."""
-        gate.enter()  # a client that was dropped may have left its hook behind: it must not come before these
-        gate.leave()
         stepping = self.stepping = threading.Event()
-        before = register_optimizer_step_pre_hook(lambda *_: stepping.set())
+        let_step = gate.before_step
+
+        def before_step() -> None:
+            stepping.set()
+            let_step()
+
         after = register_optimizer_step_post_hook(lambda *_: self.may.set())
-        yield
-        before.remove()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gate, "before_step", before_step)
+            yield
         after.remove()
 
     def again(self) -> None:

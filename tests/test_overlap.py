@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 
 import ckptd
 from ckptd.disk.rootdir import Root
@@ -534,6 +534,30 @@ def test_ctrl_c_in_a_step_that_waits_leaves_the_snapshot_and_the_parameters(
         with pytest.warns(CheckpointWarning, match="its copy failed: KeyboardInterrupt"):
             client.wait(10)
         client.snapshot(2, loop.state).wait(timeout_s=10)
+
+
+def test_a_hook_that_was_there_before_the_client_changes_nothing_that_is_still_copied(
+    root: Root, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = HeldCopies(monkeypatch, patience_s=0.01)
+    loop = Loop(OPTIMIZERS["SGD"])
+
+    def clamp(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        with torch.no_grad():
+            for parameter in loop.model.parameters():
+                parameter.mul_(0.5)
+
+    users = register_optimizer_step_pre_hook(clamp)
+    try:
+        with held.watch_steps(), client_of(root) as client:
+            wanted = expected_of(loop.state)
+            client.snapshot(1, loop.state)
+            assert held.begun.wait(10)
+            loop.step()
+            client.wait(20)
+    finally:
+        users.remove()
+    assert [held_in(*one) for one in fake.snapshots] == [wanted]
 
 
 # --- what can't wait -------------------------------------------------------------------------------

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 __all__ = ["Held", "StepGate", "gate"]
@@ -55,7 +56,7 @@ class StepGate:
         with self._lock:
             self._users += 1
             if self._hook is None:
-                self._hook = register_optimizer_step_pre_hook(_before_step)
+                self._hook = _first(register_optimizer_step_pre_hook(_before_step))
 
     def leave(self, *, hooks: bool = True) -> None:
         """The other half of enter().
@@ -111,6 +112,12 @@ class StepGate:
         watched, self._watched = self._watched, []
         for handle in watched:
             handle.remove()
+
+
+def _first(hook: RemovableHandle) -> RemovableHandle:
+    """Let torch run it before those that are there already: one of the user's may change parameters."""
+    cast("OrderedDict[int, Any]", _global_optimizer_pre_hooks).move_to_end(hook.id, last=False)
+    return hook
 
 
 def _watch(module: torch.nn.Module) -> RemovableHandle:
