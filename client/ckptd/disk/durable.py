@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ckptd.disk.chunks import Chunk, even_chunks
-from ckptd.disk.new_file import Steps, create, unlink_quietly, write_all, write_steps
+from ckptd.disk.new_file import Steps, create, created, unlink_quietly, write_all, write_steps
 from ckptd.disk.writing import Writing
 from ckptd.names import work_folder
 
@@ -96,16 +96,9 @@ def write_new(path: Path, segments: Iterable[Chunk]) -> Written:
         FsyncFailed: The file is removed again, and its bytes are lost.
         OSError: Disk full, I/O error, no permission. What was written of the file is removed again.
     """
-    fd = create(path)
-    try:
-        try:
-            written = _write_and_hash(fd, segments)
-            _fsync(fd, path)
-        finally:
-            os.close(fd)
-    except BaseException:
-        unlink_quietly(path)
-        raise
+    with created(path) as fd:
+        written = _write_and_hash(fd, segments)
+        _fsync(fd, path)
     return written
 
 

@@ -31,6 +31,20 @@ def create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
 
+@contextlib.contextmanager
+def created(path: Path) -> Iterator[int]:
+    """The same, closed at the end, and removed again after an error."""
+    fd = create(path)
+    try:
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    except BaseException:
+        unlink_quietly(path)
+        raise
+
+
 def write_all(fd: int, data: Chunk) -> int:
     """Write all of it at the file's position; returns its length."""
     view = memoryview(data)
@@ -63,19 +77,12 @@ def write_steps(path: Path, segments: Iterable[Chunk], writing: Writing, sync: S
 
 
 def _write_in(mode: Mode, path: Path, segments: Iterable[Chunk], rate: WriteRate, sync: Sync) -> Steps:
-    fd = create(path)
-    try:
-        try:
-            if mode == "direct":
-                nbytes = yield from _direct(fd, segments, rate)
-            else:
-                nbytes = yield from _buffered(fd, segments, rate, early=mode == "early")
-            sync(fd, path)
-        finally:
-            os.close(fd)
-    except BaseException:
-        unlink_quietly(path)
-        raise
+    with created(path) as fd:
+        if mode == "direct":
+            nbytes = yield from _direct(fd, segments, rate)
+        else:
+            nbytes = yield from _buffered(fd, segments, rate, early=mode == "early")
+        sync(fd, path)
     return nbytes
 
 
