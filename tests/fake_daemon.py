@@ -39,6 +39,7 @@ class FakeDaemon:
         self.refuse: CkptdError | None = None  #: answer to the next Attach, Reserve and Push
         self.fail: CkptdError | None = None  #: what becomes of snapshots
         self.deaf_to: set[str] = set()  #: names of requests that get no answer
+        self.not_taken_in: set[int] = set()  #: snapshots that it doesn't know yet when asked for their slots
         self.pending = 0
         self.requests: list[wire.Request] = []
         self.snapshots: list[tuple[Descriptor, bytes]] = []
@@ -196,13 +197,15 @@ class FakeDaemon:
         if not self.hold:
             self._release()
 
-    def _supersede(self, request: wire.Supersede) -> wire.Notice:
+    def _supersede(self, request: wire.Supersede) -> wire.Notice | wire.Done:
         held = next((one for one in self._held if one[1].snapshot == request.snapshot), None)
+        if held is None or request.snapshot in self.not_taken_in:
+            return wire.Done(id=request.id)
         notice = wire.Notice(
             id=request.id, client_id=request.client_id, snapshot=request.snapshot, step=request.step,
-            state="unknown" if held is None else "writing",
+            state="writing",
         )  # fmt: skip
-        if held is None or self.slots[held[1].slot].header().state is not SlotState.SEALED:
+        if self.slots[held[1].slot].header().state is not SlotState.SEALED:
             return notice
         self._held.remove(held)
         self.slots[held[1].slot].release()

@@ -78,15 +78,15 @@ def test_the_oldest_that_is_not_being_written_gives_way_and_is_no_error(
 
 
 def test_what_the_daemon_has_not_accepted_yet_gives_way_a_moment_later(root: Root, fake: FakeDaemon) -> None:
-    fake.queues, fake.deaf_to = True, {"Push"}
+    fake.queues, fake.not_taken_in = True, {1}
     with client_of(root, on_busy="skip", slots=1) as client:
         first = client.snapshot(1, state_of(1.0))
 
-        def hear_when_asked() -> None:
+        def take_in_when_asked() -> None:
             wait_until(lambda: len(fake.named(wire.Supersede)) >= 2)
-            fake.deaf_to = set()
+            fake.not_taken_in = set()
 
-        helper = threading.Thread(target=hear_when_asked)
+        helper = threading.Thread(target=take_in_when_asked)
         helper.start()
         with pytest.warns(CheckpointWarning, match="step 1 was superseded"):
             second = client.snapshot(2, state_of(2.0))

@@ -148,7 +148,7 @@ def test_only_its_own_client_can_have_a_snapshot_superseded(desk: Desk) -> None:
     desk.settle()
     first, foreign = (reply for to, reply in desk.sent[before:] if to == b"other")
     refused(first, ProtocolError)
-    assert isinstance(foreign, wire.Notice) and foreign.state == "unknown"
+    assert isinstance(foreign, wire.Done)
     assert [number for _, number, _, _ in desk.commit.written] == [1, 2]
 
 
@@ -168,6 +168,20 @@ def test_a_question_that_is_sent_twice_is_answered_twice_and_counted_once(desk: 
         assert desk.clients.pipeline.books["default"].superseded == 1
     desk.settle()
     assert desk.said[0] == "default step 20: superseded"
+
+
+def test_whoever_asks_for_a_stream_that_is_not_taken_in_yet_is_answered_while_the_disk_is_busy(
+    desk: Desk,
+) -> None:
+    client = new_client_id()
+    desk.attach(client)
+    reserve(desk, client)
+    with desk.commit.held:
+        desk.service.handle(ME, wire.encode(hold(desk, client, 1)))
+        assert desk.commit.begun.wait(10)
+        ask = wire.Supersede(id=7, client_id=client, snapshot=2, step=2, until=1e9)
+        desk.service.handle(ME, wire.encode(ask))
+        assert [reply for _, reply in desk.sent if reply.id == 7] == [wire.Done(id=7)]
 
 
 # --- what was skipped -------------------------------------------------------------------------------

@@ -74,7 +74,8 @@ class Push(Message):
 class Supersede(Message):
     """This snapshot gives its slot up for a newer one of the same client, unless it is being written already.
 
-    Answered by a Notice with its state: "superseded" when the slot is free.
+    Answered at once: by a Notice with its state, "superseded" when the slot is free; by Done when the daemon knows no
+    such snapshot, which may be a stream that it takes in just now.
     """
 
     client_id: ClientId

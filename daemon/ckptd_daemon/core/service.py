@@ -145,13 +145,13 @@ class Service:
 
     def _supersede(self, session: Session, identity: bytes, request: wire.Supersede) -> None:
         known = self.pipeline.find(session.run, session.client_id, request.snapshot)
-        if known is None:  # written long ago, or never heard of
-            self._resolve(identity, request)
+        if known is None:  # a stream not taken in yet, or written long ago: the disk may be long in telling
+            self._send(identity, wire.Done(id=request.id))
             return
         self.pipeline.give_way(known, request.step, until=request.until)
         self._send(identity, known.notice(request.id))
 
-    def _resolve(self, identity: bytes, request: wire.Resolve | wire.Supersede) -> None:
+    def _resolve(self, identity: bytes, request: wire.Resolve) -> None:
         def answer(found: Snapshot | None) -> None:
             unheard = wire.Notice(
                 id=request.id, client_id=request.client_id, snapshot=request.snapshot, step=0, state="unknown"
