@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "torture" / "rounds.py"
+SCRIPT = Path(__file__).parent.parent / "scripts" / "trials" / "rounds.py"
 
 #: What a hundred rounds must have met, and six may miss.
 LEFT_TO_CHANCE = {"no kill during a write", "no kill of a trainer inside snapshot()"}
