@@ -1,4 +1,4 @@
-"""The trainer that scripts/torture-kill kills: real model, real optimizer, a snapshot after every few steps.
+"""The trainer that scripts/trials/kills.py kills: real model, real optimizer, a snapshot after every few steps.
 
 What it was told goes to a journal, one JSON object per line, each in one write, which SIGKILL can't tear.
 Usage: trainer.py ROOT RUN JOURNAL STOP_FILE; says "ready" once torch is loaded and waits for a line on stdin.

@@ -15,7 +15,7 @@ from ckptd.disk.rootdir import DaemonRecord, Root
 PATIENCE_S = 120.0  # for whatever must happen at all, on a busy machine
 
 
-class Fault(Exception):
+class Broken(Exception):
     """Something that must never happen has happened."""
 
 
@@ -46,19 +46,19 @@ class Trainers:
             return
         self.current, self._spare = self._spare, self._spawn()
         if self.current.stdout is None or self.current.stdin is None:
-            raise Fault("no pipes")
+            raise Broken("no pipes")
         if (
             not select.select([self.current.stdout], [], [], PATIENCE_S)[0]
             or not self.current.stdout.readline()
         ):
-            raise Fault(f"a trainer didn't get ready: {_tail(self._work / 'trainers.log')}")
+            raise Broken(f"a trainer didn't get ready: {_tail(self._work / 'trainers.log')}")
         self.current.stdin.write(b"go\n")
         self.current.stdin.flush()
 
     def ensure_unharmed(self) -> None:
         """A trainer that ended by itself is a fault: nothing that happens to a daemon may end it."""
         if self.current is not None and self.current.poll() not in (None, -signal.SIGKILL):
-            raise Fault(
+            raise Broken(
                 f"a trainer ended by itself: {self.current.returncode}; {_tail(self._work / 'trainers.log')}"
             )
 
@@ -68,7 +68,7 @@ class Trainers:
             return
         code = self.current.wait(PATIENCE_S)
         if code != 0:
-            raise Fault(f"the last trainer left with {code}; {_tail(self._work / 'trainers.log')}")
+            raise Broken(f"the last trainer left with {code}; {_tail(self._work / 'trainers.log')}")
 
     def end(self) -> None:
         """Leave no process behind, whatever happened."""
@@ -98,7 +98,7 @@ class Daemon:
         flags = ["--detach", "--root", str(self._root), "--keep-last", str(self._keep_last)]
         done = self.command("start", *flags)
         if done.returncode not in (0, 6):
-            raise Fault(f"ckptd start left with {done.returncode}: {done.stderr.strip()}")
+            raise Broken(f"ckptd start left with {done.returncode}: {done.stderr.strip()}")
         self.by_hand += done.returncode == 0
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -119,7 +119,7 @@ def wait_gone(record: DaemonRecord) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while record.alive():
         if time.monotonic() > deadline:
-            raise Fault(f"pid {record.pid} survived SIGKILL")
+            raise Broken(f"pid {record.pid} survived SIGKILL")
         time.sleep(0.002)
 
 

@@ -1,24 +1,19 @@
-"""scripts/torture-kill: the rounds of killing, and the summary. checks.py says what must hold afterwards."""
+"""SIGKILL of trainer, daemon or both at random moments, again and again. checks.py says what must hold afterwards."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
-import shutil
 import signal
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
 import checks
 import evidence
-from victims import PATIENCE_S, Daemon, Fault, Trainers, wait_gone
+from part import Deadline, Findings, Part, say
+from victims import PATIENCE_S, Broken, Daemon, Trainers, wait_gone
 
 from ckptd.disk.series import latest_valid
 from ckptd.snapshot.slot_header import SlotState
@@ -26,6 +21,7 @@ from ckptd.snapshot.slot_header import SlotState
 RUN = "torture"
 KEEP_LAST = 1_000_000  # retention must not be the reason that something is missing
 AIM_S = 3.0
+LEFT_TO_CHANCE = 50  # so many kills have hit a write, a copy and what waits, too
 TARGETS = ("trainer", "daemon", "both")
 
 
@@ -162,72 +158,53 @@ def wait_for(reached: Callable[[], bool], what: str, alive: Callable[[], None]) 
     while not reached():
         alive()
         if time.monotonic() > deadline:
-            raise Fault(f"no {what} within {PATIENCE_S:g} s")
+            raise Broken(f"no {what} within {PATIENCE_S:g} s")
         time.sleep(0.01)
 
 
-def proved_nothing(torture: Torture, counts: dict[str, int]) -> list[str]:
+def doubts_about(torture: Torture, counts: dict[str, int]) -> list[str]:
     """Why this torture proves nothing, if it doesn't."""
     doubts = [f"no kill of {target}" for target in TARGETS if not torture.kills[target]]
-    doubts += [] if torture.hits["write"] else ["no kill during a write"]
-    doubts += [] if torture.hits["pending"] else ["no kill while sealed snapshots were waiting"]
-    doubts += [] if counts["killed in snapshot()"] else ["no kill of a trainer inside snapshot()"]
     doubts += [
         f"{name}: 0" for name in ("sealed", "acknowledged", "on disk", "resumed above 0") if not counts[name]
     ]
+    if sum(torture.kills.values()) < LEFT_TO_CHANCE:
+        return doubts
+    doubts += [] if torture.hits["write"] else ["no kill during a write"]
+    doubts += [] if torture.hits["pending"] else ["no kill while sealed snapshots were waiting"]
+    doubts += [] if counts["killed in snapshot()"] else ["no kill of a trainer inside snapshot()"]
     return doubts
 
 
-def torture_once(work: Path, rounds: int, seed: int, aim: float) -> int:
-    torture = Torture(work, seed, aim)
-    counts: dict[str, int] = {}
-    started = time.monotonic()
+def torture_until(over: Callable[[int], bool], work: Path, seed: int, aim: float = 0.5) -> Findings:
+    """Rounds until over(how many were made); then everything is looked at."""
+    torture, findings = Torture(work, seed, aim), Findings()
+    number, counts = 0, dict[str, int]()
     try:
         torture.begin()
-        for number in range(rounds):
+        while not over(number):
             torture.round(number)
-            sys.stderr.write(
-                f"\rround {number + 1}/{rounds}  kills {dict(torture.kills)}  hits {dict(torture.hits)} "
-            )
-        sys.stderr.write("\n")
+            number += 1
+            if number % 10 == 0:
+                say(f"kills: {number} rounds, killed {dict(torture.kills)}, interrupted {dict(torture.hits)}")
         torture.finish()
         counts = torture.check()
-    except Fault as fault:
-        torture.faults.append(str(fault))
+    except Broken as broken:
+        torture.faults.append(str(broken))
     finally:
         torture.trainers.end()
         torture.daemon.end()
-    doubts = proved_nothing(torture, counts) if not torture.faults else []
-    summary = {
-        "rounds": rounds, "seed": seed, "seconds": round(time.monotonic() - started, 1),
-        "kills": dict(torture.kills), "interrupted": dict(torture.hits), **counts,
-        "faults": torture.faults, "proved nothing because": doubts,
-    }  # fmt: skip
-    print(json.dumps(summary, indent=2))
-    return 1 if torture.faults or doubts else 0
+    for what in torture.faults:
+        findings.fault(what)
+    findings.tried.update({f"SIGKILL of {target}": count for target, count in torture.kills.items()})
+    findings.doubts = [] if findings.faults else doubts_about(torture, counts)
+    findings.numbers = {"interrupted": dict(torture.hits), **counts}
+    return findings
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/torture-kill", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=None, help="of the random moments (default: a fresh one)")
-    parser.add_argument("--aim", type=float, default=0.5, help="share of kills aimed at a write or a copy")
-    parser.add_argument("--keep", action="store_true", help="leave the folder with root, journals and logs")
-    arguments = parser.parse_args()
-    seed = random.SystemRandom().randrange(2**31) if arguments.seed is None else arguments.seed
-    work = Path(tempfile.mkdtemp(prefix="ckptd-torture-"))
-    shm = Path(tempfile.mkdtemp(prefix="ckptd-torture-", dir="/dev/shm"))
-    os.environ |= {"CKPTD_SHM_DIR": str(shm), "CKPTD_RUNTIME_DIR": str(work / "runtime")}
-    try:
-        code = torture_once(work, arguments.rounds, seed, arguments.aim)
-    finally:
-        shutil.rmtree(shm, ignore_errors=True)
-    if code and not arguments.keep:
-        print(f"what it left is in {work}", file=sys.stderr)
-    elif not arguments.keep:
-        shutil.rmtree(work)
-    return code
+def run(minutes: float, seed: int, folder: Path) -> Findings:
+    deadline = Deadline(minutes)
+    return torture_until(lambda made: made >= 3 and deadline.over(), folder, seed)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+PART = Part("kills", "SIGKILL of trainer, daemon or both at random moments, again and again", run)

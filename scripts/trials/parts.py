@@ -1,0 +1,19 @@
+"""Which parts scripts/torture has, in the order in which they run. Each is a module of this folder with a PART in it."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+from part import Part
+
+#: Name → its share of the time against the others'.
+WEIGHTS: Final[dict[str, float]] = {"kills": 1.0}
+
+
+def load(name: str) -> Part:
+    """Import one part; the others may be broken."""
+    part = importlib.import_module(name).PART
+    if not isinstance(part, Part) or part.name != name:
+        raise TypeError(f"scripts/trials/{name}.py has no PART of that name")
+    return part

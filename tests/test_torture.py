@@ -1,0 +1,53 @@
+"""A short scripts/torture: real trainers, a real daemon, SIGKILL; the long one is for by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRIALS = Path(__file__).parent.parent / "scripts" / "trials"
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Modules of scripts/trials can be imported, and are forgotten afterwards."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(TRIALS))
+    yield
+    for name in set(sys.modules) - before:
+        if str(TRIALS) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_killing_trainer_and_daemon_again_and_again_loses_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(TRIALS / "run.py"), "--only", "kills", "--minutes", "0.1",
+         "--report", str(tmp_path / "report"), "--folder", str(tmp_path)],
+        capture_output=True, text=True, timeout=380, check=False,
+    )  # fmt: skip
+    report = json.loads((tmp_path / "report").read_text())["parts"]["kills"]
+    assert report["faults"] == [] and done.returncode == 0, done.stdout + done.stderr
+    assert set(report["tried"]) == {f"SIGKILL of {target}" for target in ("trainer", "daemon", "both")}
+    numbers = report["numbers"]
+    assert numbers["on disk"] >= numbers["sealed"] >= numbers["acknowledged"] > 0
+
+
+@pytest.mark.usefixtures("trials")
+def test_kills_that_prove_nothing_are_doubted() -> None:
+    import kills
+
+    nothing: Any = type("Nothing", (), {"kills": kills.Counter(), "hits": kills.Counter()})()
+    counts = dict.fromkeys(
+        ("sealed", "acknowledged", "on disk", "resumed above 0", "killed in snapshot()"), 0
+    )
+    assert len(kills.doubts_about(nothing, counts)) == 7
+    nothing.kills["daemon"] = kills.LEFT_TO_CHANCE
+    assert len(kills.doubts_about(nothing, counts)) == 9
