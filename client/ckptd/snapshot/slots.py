@@ -25,6 +25,7 @@ from typing import Final
 from ckptd.errors import ProtocolError, SharedMemoryTooSmall
 from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.snapshot import slot_header, slot_proof
+from ckptd.snapshot.huge_pages import collapse
 from ckptd.snapshot.mapped_memory import MappedMemory
 from ckptd.snapshot.prefault import prefault
 from ckptd.snapshot.slot_file import open_slot_file
@@ -90,6 +91,8 @@ class Slot:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.fchmod(fd, 0o600)
+            os.ftruncate(fd, size)
+            collapse(fd, size)
             # A merely truncated file on tmpfs is a promise: writing to it may end in SIGBUS.
             os.posix_fallocate(fd, 0, size)
             slot = cls(path, MappedMemory(fd, size))
