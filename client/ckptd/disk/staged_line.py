@@ -38,12 +38,19 @@ def becomes_head(series: Series, last: Accepted) -> bool:
 
 
 def is_overtaken(series: Series, accepted: Accepted) -> bool:
-    """Whether a newer snapshot of its client is on disk with a lower sequence: written, the older would be the latest."""
+    """Whether what is on disk says that this one isn't to be written any more.
+
+    A newer snapshot of its client with a lower sequence: written, the older would be the latest. Or one of anybody
+    with a higher sequence: snapshots are written in their order, so this one has failed before that, or it did become
+    a checkpoint that retention has removed since, when a start couldn't read the slot that a killed daemon left.
+    """
     d = accepted.descriptor
+    written = [
+        entry.index for entry in series.entries if entry.own and entry.status == "committed" and entry.index
+    ]
     return any(
-        index.client_id == d.client_id and index.snapshot > d.snapshot and index.sequence < accepted.sequence
-        for entry in series.entries
-        if entry.own and entry.status == "committed" and (index := entry.index) is not None
+        index.sequence > accepted.sequence or (index.client_id == d.client_id and index.snapshot > d.snapshot)
+        for index in written
     )
 
 

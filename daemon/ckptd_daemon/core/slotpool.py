@@ -16,7 +16,7 @@ from ckptd.disk.slot_folder import remove_slot_folder
 from ckptd.errors import CkptdError, ProtocolError
 from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.snapshot.sizes import show_slots
-from ckptd.snapshot.slots import Slot, SlotHeader, SlotState
+from ckptd.snapshot.slots import HEADER_BYTES, Slot, SlotHeader, SlotState
 from ckptd_daemon.core.room import Room, check_room, rooms_for
 
 log = logging.getLogger(__name__)
@@ -189,8 +189,9 @@ def _may_hold(path: Path) -> bool:
 
 
 def _is_blank(path: Path) -> bool:
-    """Whether there are only zeros in it: its maker was killed before it wrote a header. A snapshot has others."""
+    """Whether there are only zeros behind the header: its maker was killed before that was whole. A snapshot has others."""
     with path.open("rb", buffering=0) as file:
+        file.seek(HEADER_BYTES)
         while chunk := file.read(len(_ZEROS)):
             if chunk != _ZEROS[: len(chunk)]:
                 return False
