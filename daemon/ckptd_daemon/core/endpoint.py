@@ -18,6 +18,7 @@ from ckptd.disk.durable import is_taken
 from ckptd.errors import BadRoot
 from ckptd.limits import MAX_FRAME_BYTES, MAX_REQUEST_BYTES
 from ckptd.link import wire
+from ckptd_daemon.core.connections import Connections
 from ckptd_daemon.core.dropped import Dropped
 from ckptd_daemon.core.loopback import DOMAIN, Keys
 
@@ -35,6 +36,7 @@ class Endpoint:
 
     Attributes:
         address: Where it was bound last.
+        connections: Bounds how many there are.
 
     Raises:
         BadRoot: Something is at its path already; it is left alone.
@@ -53,6 +55,7 @@ class Endpoint:
         self.socket.setsockopt(zmq.SNDHWM, _QUEUED_MESSAGES)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # say so when a connection is gone, don't swallow it
         self.address = ""
+        self.connections = Connections(self.socket)
         self._dropped = Dropped()
         self._paths: list[Path] = []
         try:
@@ -126,6 +129,7 @@ class Endpoint:
             self._dropped.note("frames", f"{len(frames)} frames")
 
     def close(self, linger_ms: int = 0) -> None:
+        self.connections.close()
         self.socket.close(linger=linger_ms)
         self.context.term()
         for path in self._paths:

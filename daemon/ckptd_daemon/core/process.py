@@ -20,6 +20,7 @@ from ckptd.disk.rootdir import DaemonRecord, Root, own_start, private_dir
 from ckptd.disk.slot_folder import record_root
 from ckptd_daemon.core import recovery
 from ckptd_daemon.core.clients import Clients
+from ckptd_daemon.core.connections import allow_descriptors
 from ckptd_daemon.core.daemon_settings import DaemonSettings
 from ckptd_daemon.core.disk import Disk
 from ckptd_daemon.core.endpoint import Endpoint, StreamEndpoint, last_words
@@ -59,6 +60,7 @@ def run_daemon(settings: DaemonSettings) -> int:
         InvalidArgument: The settings file is wrong. Nothing was changed.
         OSError: The disk is full or broken, so that it couldn't even start.
     """
+    allow_descriptors()
     root = Root.open(settings.root, create=True)
     with RootLock(root) as lock:
         policies = settings.into_file(root)

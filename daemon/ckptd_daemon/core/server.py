@@ -98,7 +98,9 @@ class Server:
         self._polled: set[int] = set()
         self._ended_looked_at = now()
         self._poller = zmq.Poller()
-        for socket in (endpoint.socket, inlet.socket):
+        for socket in (
+            endpoint.socket, inlet.socket, endpoint.connections.news, inlet.connections.news,
+        ):  # fmt: skip
             self._poller.register(socket, zmq.POLLIN)
 
     def run(self) -> None:
@@ -116,6 +118,8 @@ class Server:
         self._watch_descriptors()
         events = dict(self._poller.poll(int(_TICK_S * 1000)))
         self._signals.clear()
+        for one in (self._endpoint, self._inlet):
+            one.connections.look()
         if self._endpoint.socket in events:
             self._receive()
         if self._inlet.socket in events:
