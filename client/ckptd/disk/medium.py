@@ -22,7 +22,9 @@ from ckptd.limits import MIB
 
 How = Literal["direct", "dontneed", "cached"]
 
-_BUFFER_BYTES: Final = 4 * MIB
+#: Two of them for each file that is read at once are most of what a verifier takes beside itself; larger ones don't
+#: read faster, and each is touched anew for every file.
+_BUFFER_BYTES: Final = 1 * MIB
 _SMALL_BYTES: Final = 1 * MIB  #: up to here a second thread costs more than it hides
 _SECTOR: Final = 4096
 
