@@ -149,7 +149,7 @@ def test_an_error_in_one_thread_is_raised(
         failed.set()
         raise MemoryError("no room")
 
-    monkeypatch.setattr(copy_threads.ctypes, "memmove", memmove)
+    monkeypatch.setattr(copy_threads, "move_bytes", memmove)
     with pytest.raises(MemoryError, match="no room"):
         threads.move([(0, 0, 20 * MIB)], lambda: None)
 
@@ -171,7 +171,7 @@ def test_no_thread_is_in_the_memory_any_more_when_the_caller_is_interrupted(
         threading.Timer(0.05, go_on.set).start()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(copy_threads.ctypes, "memmove", memmove)
+    monkeypatch.setattr(copy_threads, "move_bytes", memmove)
     with pytest.raises(KeyboardInterrupt):
         threads.move([(0, 0, 20 * MIB)], fail)
     assert inside.count("in") == inside.count("out") > 0

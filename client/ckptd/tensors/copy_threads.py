@@ -6,7 +6,6 @@ no thread is in that memory any more by then, whatever happened.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import threading
@@ -14,6 +13,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeAlias
+
+from ckptd.limits import PAGE_ALIGNMENT
+from ckptd.tensors.block_moves import move_bytes
 
 #: To which address, from which one, how many bytes.
 Move: TypeAlias = tuple[int, int, int]
@@ -129,7 +131,7 @@ class _Work:
             except IndexError:  # another thread was faster
                 return
             for move in piece:
-                ctypes.memmove(*move)
+                move_bytes(*move)
 
     def end(self) -> None:
         """Leave nothing to begin with, and wait for those that are in a piece, an interrupt or none."""
@@ -169,7 +171,7 @@ def pieces(moves: Sequence[Move], threads: int) -> Iterator[list[Move]]:
 
 
 def _half_a_share(rest: int, threads: int) -> int:
-    return max(PIECE_BYTES, rest // (2 * threads))
+    return max(PIECE_BYTES, rest // (2 * threads) // PAGE_ALIGNMENT * PAGE_ALIGNMENT)
 
 
 def _spare_cpus() -> int:
