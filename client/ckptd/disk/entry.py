@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,9 +165,11 @@ def _missing(folder: int, index: CheckpointIndex) -> str:
     """What a look at names and sizes finds wrong; "" for nothing."""
     for file in files_of(index):
         try:
-            seen = os.lstat(file.path, dir_fd=folder).st_size
+            seen = os.lstat(file.path, dir_fd=folder)
         except FileNotFoundError:
             return f"{file.path} is missing"
-        if seen != file.bytes:
-            return f"{file.path} has {seen} bytes, wanted {file.bytes}"
+        if not stat.S_ISREG(seen.st_mode):
+            return f"{file.path} is not a regular file"
+        if seen.st_size != file.bytes:
+            return f"{file.path} has {seen.st_size} bytes, wanted {file.bytes}"
     return ""

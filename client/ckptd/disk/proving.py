@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ckptd.disk.entry import MACHINE_ERRORS, Entry
+from ckptd.disk.entry import MACHINE_ERRORS, Entry, cannot_read
 from ckptd.disk.verification import Report, check, stat_signature
-from ckptd.errors import CheckpointGone
+from ckptd.errors import CheckpointGone, ReadFailed
 
 
 class Proof:
@@ -36,15 +36,13 @@ class Proof:
             return ""
         if not self.wait:
             return "not verified yet"
-        if self._on_progress is not None:
-            self._on_progress(f"verifying {entry.name}")
         try:
             report = self._report(entry.path)
         except OSError as error:
             if error.errno in MACHINE_ERRORS:
                 raise
             self.unread.append(entry)
-            return f"can't be read now: {error}"
+            return str(error) if isinstance(error, ReadFailed) else cannot_read(error)
         if report.gone:
             raise CheckpointGone("the checkpoint is not there any more", where=str(entry.path))
         return "; ".join(report.faults)
@@ -52,6 +50,8 @@ class Proof:
     def _report(self, path: Path) -> Report:
         known = self._reports.get((path, stat_signature(path)))
         if known is None:
+            if self._on_progress is not None:
+                self._on_progress(f"verifying {path.name}")
             known = check(path, uncached=True)
             self._reports[path, known.stat_signature] = known
         return known

@@ -13,6 +13,7 @@ import torch
 
 from ckptd.disk.checkpoint_reader import CheckpointReader
 from ckptd.disk.folder_files import open_folder, read_small_file
+from ckptd.disk.next_valid import with_advice
 from ckptd.disk.reader import Reader
 from ckptd.disk.wrong_path import refuse_wrong_path
 from ckptd.errors import CorruptCheckpoint, InvalidArgument
@@ -62,8 +63,11 @@ def load(
             can use, or path is a file of a checkpoint, a run's folder or a root.
         NothingThere: path is a folder with nothing of a checkpoint in it.
     """
-    with _opened(path, only, _device(map_location), absent_ok=False, mapped=mmap) as loaded:
-        components = loaded.components
+    try:
+        with _opened(path, only, _device(map_location), absent_ok=False, mapped=mmap) as loaded:
+            components = loaded.components
+    except CorruptCheckpoint as error:
+        raise with_advice(error, path)  # noqa: B904  # it is that error, not another one
     refuse_changed(components, os.fspath(path))
     return components
 

@@ -7,18 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ckptd.disk.entry import MACHINE_ERRORS
+from ckptd.disk.next_valid import instead_of
 from ckptd.disk.series import read_series, runs
 from ckptd.disk.verification import Report, check
-from ckptd.errors import CorruptCheckpoint, InvalidArgument, NothingThere
+from ckptd.errors import CkptdError, CorruptCheckpoint, InvalidArgument, NothingThere, ReadFailed
 from ckptd_daemon.cli import arguments, output, selectors, units
 from ckptd_daemon.cli.output import Cell
 from ckptd_daemon.cli.progress import Progress
 
+_COLOURS = {"valid": "green", "corrupt": "red", "gone": "yellow", "unreadable": "yellow"}
 _HEADERS = ("CHECKPOINT", "STATE", "BYTES", "READ", "FAULTS")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line per checkpoint; exit code 4 when one is corrupt, else 3 when one is gone."""
+    """Print a line per checkpoint; exit code 4 when one is corrupt, else 1 when one can't be read, else 3."""
     if args.all and args.selectors:
         raise InvalidArgument(
             "--all goes without SEL", seen=" ".join(args.selectors), todo="give one of them"
@@ -33,18 +36,22 @@ def run(args: argparse.Namespace) -> int:
     else:
         output.emit(output.table(_HEADERS, [_row(report) for report in reports]))
     bad = [report for report in reports if not report.ok]
-    if not bad:
-        return 0
-    if not output.table_is_shown():
-        _say(bad)
-    return NothingThere.exit_code if all(report.gone for report in bad) else CorruptCheckpoint.exit_code
-
-
-def _say(bad: list[Report]) -> None:
-    """For the person at stderr, when the table goes elsewhere."""
     for report in bad:
+        _say(report)
+    states = {state_of(report) for report in bad}
+    if not states:
+        return 0
+    worst: type[CkptdError] = CorruptCheckpoint if "corrupt" in states else ReadFailed
+    return NothingThere.exit_code if states == {"gone"} else worst.exit_code
+
+
+def _say(report: Report) -> None:
+    """For the person at stderr: the faults, when the table goes elsewhere, and what to take instead."""
+    if not output.table_is_shown():
         for fault in report.faults or ("gone",):
             output.note(f"{report.path}: {fault}")
+    if state_of(report) == "corrupt" and (advice := instead_of(report.path)):
+        output.note(f"{report.name}: {advice}")
 
 
 def _paths(args: argparse.Namespace) -> Iterator[Path]:
@@ -66,20 +73,33 @@ def _check(path: Path) -> Report:
     progress = Progress(f"verifying {path.name}")
     try:
         return check(path, uncached=True, progress=progress.advance)
+    except ReadFailed as error:
+        if error.errno in MACHINE_ERRORS:
+            raise  # nor could the others be read
+        return _Unread(
+            path=path, name=path.name, sequence=None, index_sha256="", ok=False, gone=False,
+            faults=(str(error),), bytes=0, how="", stat_signature="",
+        )  # fmt: skip
     finally:
         progress.end()
 
 
+class _Unread(Report):
+    """It can't be told now."""
+
+
 def state_of(report: Report) -> str:
-    """valid, gone or corrupt."""
-    return "valid" if report.ok else "gone" if report.gone else "corrupt"
+    """valid, gone, unreadable or corrupt."""
+    if report.ok:
+        return "valid"
+    return "gone" if report.gone else "unreadable" if isinstance(report, _Unread) else "corrupt"
 
 
 def _row(report: Report) -> list[Cell]:
     state = state_of(report)
     return [
         Cell(str(report.path)),
-        Cell(state, colour={"valid": "green", "corrupt": "red", "gone": "yellow"}[state]),
+        Cell(state, colour=_COLOURS[state]),
         Cell(str(report.bytes), units.show_bytes(report.bytes)),
         Cell(report.how),
         Cell("; ".join(report.faults)),
