@@ -105,9 +105,13 @@ def verify(path: str | os.PathLike[str], *, uncached: bool = False) -> Report:
     if report.gone:
         raise CheckpointGone("the checkpoint is not there", where=str(path), todo="ask for the latest again")
     if work.errors:
+        # It reads a series, whose entries need this module.
+        from ckptd.disk.next_valid import instead_of
+
         first, more = work.errors[0], len(work.errors) - 1
         what = first.what + (f" (and {more} more faults)" if more else "")
-        raise type(first)(what, where=first.where, seen=first.seen, wanted=first.wanted, todo=first.todo)
+        todo = first.todo or instead_of(path)
+        raise type(first)(what, where=first.where, seen=first.seen, wanted=first.wanted, todo=todo)
     return report
 
 
@@ -155,7 +159,8 @@ class _Check:
         if self._gone:
             self.errors.clear()
         elif self._unread is not None and not self.errors:
-            raise read_failed(self._unread, self._unread.filename or self.path) from self._unread
+            where = os.path.join(self.path, self._unread.filename or "")
+            raise read_failed(self._unread, where) from self._unread
         index = self._index
         return Report(
             path=self.path, name=self.path.name, sequence=index.sequence if index else None,
