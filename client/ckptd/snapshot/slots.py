@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import mmap
 import os
 import threading
 from collections.abc import Callable
@@ -56,9 +55,10 @@ class Slot:
         data: The mapped region behind the header. Views of it keep the memory alive after close().
     """
 
-    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+    def __init__(self, path: Path, mapping: MappedMemory) -> None:
         self.path, self.name, self.capacity = path, path.name, len(mapping)
         self._mapping = mapping
+        mapping.watch()
         self._changing = threading.Lock()
         self._all = memoryview(mapping)
         self.data = self._all[HEADER_BYTES:]
@@ -237,12 +237,17 @@ class Slot:
         return slot_proof.of(self._all, self.header())
 
     def check(self, data: memoryview, *, threads: int) -> None:
-        """Nothing, if `data` is what was proven, or nothing was. Raises ProtocolError."""
+        """Nothing, if `data` is what was proven, or nothing was. Raises ProtocolError, also if it was cut short."""
         proof = self.proof()
         if proof is not None:
             slot_proof.check(
                 proof, lambda at, count: data[at : at + count], len(data), threads=threads, where=self.name
             )
+        self.refuse_cut()
+
+    def refuse_cut(self) -> None:
+        """Raise ProtocolError if somebody made its file shorter."""
+        self._mapping.refuse_cut(self.path)
 
     # --- the memory ------------------------------------------------------------------------------
 

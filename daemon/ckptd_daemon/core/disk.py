@@ -22,7 +22,7 @@ from ckptd.disk.rootdir import Root
 from ckptd.disk.verification import Report
 from ckptd.disk.write_rate import WriteRate
 from ckptd.disk.writing import Writing
-from ckptd.errors import OutcomeUnknown, ProtocolError
+from ckptd.errors import CkptdError, OutcomeUnknown, ProtocolError
 from ckptd.limits import MIB
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import decode
@@ -262,6 +262,9 @@ class Disk:
         except OutcomeUnknown:
             with contextlib.suppress(OSError):  # else it stays unknown
                 catalogue.rescan()  # what is on disk decides
+            raise
+        except CkptdError:
+            slot.refuse_cut()  # then trying again is no use
             raise
         finally:
             view.release()

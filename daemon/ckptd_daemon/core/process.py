@@ -21,6 +21,7 @@ from ckptd.disk.slot_folder import record_root
 from ckptd_daemon.core import recovery
 from ckptd_daemon.core.clients import Clients
 from ckptd_daemon.core.connections import allow_descriptors
+from ckptd_daemon.core.cut_memory import surviving_cuts
 from ckptd_daemon.core.daemon_settings import DaemonSettings
 from ckptd_daemon.core.disk import Disk
 from ckptd_daemon.core.endpoint import Endpoint, StreamEndpoint, last_words
@@ -62,7 +63,7 @@ def run_daemon(settings: DaemonSettings) -> int:
     """
     allow_descriptors()
     root = Root.open(settings.root, create=True)
-    with RootLock(root) as lock:
+    with surviving_cuts(), RootLock(root) as lock:
         policies = settings.into_file(root)
         log_path = settings.log_path or root.service_dir / LOG_FILE
         with Logs(log_path, to_stdout=not (settings.autostarted or settings.quiet)) as logs:
