@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ckptd.disk.rootdir import Root, own_start
 from ckptd.errors import (
     BadRoot,
+    CkptdError,
     InvalidArgument,
     NoDaemon,
     ProtocolError,
@@ -25,13 +26,14 @@ from ckptd.errors import (
 )
 from ckptd.link import wire
 from ckptd.snapshot.slots import HEADER_BYTES, Slot, SlotState
+from ckptd_daemon.core import sessions
 from ckptd_daemon.core.clients import Clients
 from ckptd_daemon.core.disk import Disk
 from ckptd_daemon.core.endpoint import Endpoint
-from ckptd_daemon.core.lookup import Lookup
+from ckptd_daemon.core.lookup import MAX_WAITING_QUESTIONS, Lookup
 from ckptd_daemon.core.pipeline import Pipeline
 from ckptd_daemon.core.room import Room
-from ckptd_daemon.core.service import MAX_WAITING_DRAINS, Service
+from ckptd_daemon.core.service import MAX_WAITING_DRAINS, MAX_WAITING_DRAINS_ALL, Service
 from ckptd_daemon.core.sessions import Process, Session
 from ckptd_daemon.core.slotpool import SlotPool
 from ckptd_daemon.core.streams import Streams
@@ -458,6 +460,50 @@ def test_a_connection_has_few_requests_to_drain_at_once_and_others_have_theirs(d
         refused(desk.sent[-1][1], InvalidArgument)
         desk.service.handle(b"other", wire.encode(wire.Drain(id=99, run=None)))
         assert desk.clients.pipeline.waiting() == MAX_WAITING_DRAINS + 1
+        for number in range(MAX_WAITING_DRAINS_ALL):  # those who ask and go, one after the other
+            desk.clients.pipeline.when_settled(
+                None, verified=False, owner=b"%d" % number, reply=lambda failed: None
+            )
+        desk.service.handle(b"late", wire.encode(wire.Drain(id=98, run=None)))
+        refused(desk.sent[-1][1], InvalidArgument)
     desk.settle()
     answered = [reply.id for _, reply in desk.sent if isinstance(reply, wire.Drained)]
     assert sorted(answered) == [*range(10, 10 + MAX_WAITING_DRAINS), 99]
+
+
+def test_questions_that_the_disk_is_long_in_answering_are_few_for_each_connection(desk: Desk) -> None:
+    client = new_client_id()
+    desk.attach(client)
+    desk.reserve(client)
+    slot = desk.pool.of(client)[0]
+    with desk.commit.held:
+        generation = fill_slot(slot, descriptor_of(client, 1, b"abc"), b"abc")
+        push = wire.Push(id=3, client_id=client, slot=slot.name, generation=generation, snapshot=1)
+        desk.service.handle(ME, wire.encode(push))
+        for number in range(MAX_WAITING_QUESTIONS):
+            message: wire.Request = wire.Resolve(id=10, client_id=client, snapshot=100 + number)
+            if number % 2:
+                message = wire.Push(id=10, client_id=client, slot="x", generation=1, snapshot=100 + number)
+            desk.service.handle(ME, wire.encode(message))
+        assert desk.sent[-1][1].id == 3
+        for message in (
+            wire.Resolve(id=20, client_id=client, snapshot=99),
+            wire.Push(id=20, client_id=client, slot="x", generation=1, snapshot=99),
+        ):
+            desk.service.handle(ME, wire.encode(message))
+            assert "too many questions" in refused(desk.sent[-1][1], CkptdError)
+        desk.service.handle(b"other", wire.encode(wire.Resolve(id=21, client_id=client, snapshot=99)))
+    desk.settle()
+    answers = [reply.id for _, reply in desk.sent if isinstance(reply, (wire.Notice, wire.Refused))]
+    assert answers.count(10) == MAX_WAITING_QUESTIONS and answers.count(21) == 1
+    (again,) = desk.ask(wire.Resolve(id=22, client_id=client, snapshot=99))
+    assert isinstance(again, wire.Notice) and again.state == "unknown"
+
+
+def test_when_there_are_as_many_clients_as_may_be_nothing_is_made_for_one_more(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "MAX_CLIENTS", 1)
+    desk.attach(new_client_id())
+    assert "too many clients" in refused(desk.attach(new_client_id(), "other"), CkptdError)
+    assert "other" not in desk.catalogues

@@ -12,6 +12,7 @@ from ckptd.names import check_run_name
 from ckptd.snapshot.slots import Slot, SlotHeader
 from ckptd_daemon.core.disk import Disk, RunFacts
 from ckptd_daemon.core.lifecycle import State
+from ckptd_daemon.core.openings import Openings
 from ckptd_daemon.core.pipeline import Pipeline
 from ckptd_daemon.core.reservations import Reservations
 from ckptd_daemon.core.sessions import Process, Session, Sessions, may_take_over, refusal
@@ -59,8 +60,8 @@ class Clients:
         self.sessions = Sessions()
         self.leaving, self.closed = "", False
         self._verify = verify
-        self._daemon_id, self._disk, self._pool, self._send, self._say = daemon_id, disk, pool, send, say
-        self.staged = StagedBytes(budget, pool.pieces)
+        self._daemon_id, self._pool, self._send, self._say = daemon_id, pool, send, say
+        self.staged, self._openings = StagedBytes(budget, pool.pieces), Openings(disk)
         self._reservations = Reservations(pool, maker, send, self.sessions.get, self.staged)
 
     # --- coming ----------------------------------------------------------------------------------
@@ -77,16 +78,14 @@ class Clients:
             raise NoDaemon("the daemon is leaving", seen=self.leaving, todo="attach to the next one")
         self.bury_dead()
         if self._known(request) is None:  # refused, if it is, before anything is made on disk
+            self.sessions.check_room()
             self._process(request).close()
         if request.run in self.pipeline.books:
             self._admit(identity, request)
-            return
-        run = request.run
-        self._disk.submit(
-            lambda: self._disk.open_run(run),
-            lambda facts: self._run_opened(identity, request, facts),
-            urgent=True,
-        )
+        else:
+            self._openings.ask(
+                identity, request.run, lambda facts: self._run_opened(identity, request, facts)
+            )
 
     def _run_opened(self, identity: bytes, request: wire.Attach, facts: RunFacts | Exception) -> None:
         try:

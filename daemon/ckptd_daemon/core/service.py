@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ckptd.errors import CkptdError, InvalidArgument, NoDaemon, ProtocolError
-from ckptd.limits import MAX_BASES
+from ckptd.limits import MAX_BASES, MAX_CLIENTS
 from ckptd.link import wire
 from ckptd.names import check_run_name
 from ckptd_daemon.core.clients import Clients
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 #: Requests to drain of one connection that may wait at the same time: a client has one thing to wait for.
 MAX_WAITING_DRAINS: Final = 8
+#: The same of all: who has gone is only noticed when it is answered.
+MAX_WAITING_DRAINS_ALL: Final = MAX_WAITING_DRAINS * MAX_CLIENTS
 MOST_GRACE_S: Final = 7 * 24 * 3600.0
 
 #: Sends to a connection; False when that is gone.
@@ -124,7 +126,7 @@ class Service:
         # In no slot: committed before a crash, or a mistake.
         self._lookup.ask(
             session.run, session.client_id, request.snapshot,
-            lambda found: self._pushed_late(identity, request, found),
+            lambda found: self._pushed_late(identity, request, found), owner=identity,
         )  # fmt: skip
 
     def _pushed_late(self, identity: bytes, request: wire.Push, found: Snapshot | None) -> None:
@@ -160,7 +162,7 @@ class Service:
 
         session = self.clients.sessions.get(request.client_id)
         runs = [session.run] if session is not None else list(self.pipeline.books)
-        self._lookup.resolve(runs, request.client_id, request.snapshot, answer)
+        self._lookup.resolve(runs, request.client_id, request.snapshot, answer, owner=identity)
 
     def _waiting(self, run: str) -> list[wire.WaitingSnapshot]:
         """The newest of those accepted and not written, one more than a client has a use for."""
@@ -176,7 +178,8 @@ class Service:
     def _drain(self, identity: bytes, request: wire.Drain) -> None:
         if request.run is not None:
             check_run_name(request.run)
-        if self.pipeline.waiting(identity) >= MAX_WAITING_DRAINS:
+        waiting = self.pipeline.waiting
+        if waiting(identity) >= MAX_WAITING_DRAINS or waiting() >= MAX_WAITING_DRAINS_ALL:
             raise InvalidArgument(
                 "too many requests to drain", wanted=f"at most {MAX_WAITING_DRAINS} at once"
             )

@@ -125,10 +125,17 @@ class Sessions:
         Raises:
             CkptdError: There are too many.
         """
-        if len(self._by_client) >= MAX_CLIENTS:
+        try:
+            self.check_room()
+        except CkptdError:
             session.process.close()
-            raise CkptdError("too many clients", wanted=f"at most {MAX_CLIENTS}", todo="use another root")
+            raise
         self._by_client[session.client_id] = session
+
+    def check_room(self) -> None:
+        """Raise CkptdError when there are as many as there may be."""
+        if len(self._by_client) >= MAX_CLIENTS:
+            raise CkptdError("too many clients", wanted=f"at most {MAX_CLIENTS}", todo="use another root")
 
     def remove(self, session: Session) -> None:
         with contextlib.suppress(OSError):
