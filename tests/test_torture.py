@@ -35,19 +35,19 @@ def test_killing_trainer_and_daemon_again_and_again_loses_nothing(tmp_path: Path
     )  # fmt: skip
     report = json.loads((tmp_path / "report").read_text())["parts"]["kills"]
     assert report["faults"] == [] and done.returncode == 0, done.stdout + done.stderr
-    assert set(report["tried"]) == {f"SIGKILL of {target}" for target in ("trainer", "daemon", "both")}
+    assert set(report["tried"]) >= {f"SIGKILL of {target}" for target in ("trainer", "daemon", "both")}
     numbers = report["numbers"]
-    assert numbers["on disk"] >= numbers["sealed"] >= numbers["acknowledged"] > 0
+    assert numbers["on disk"] >= numbers["acknowledged"] > 0 and numbers["sealed"] > 0
 
 
 @pytest.mark.usefixtures("trials")
 def test_kills_that_prove_nothing_are_doubted() -> None:
     import kills
 
-    nothing: Any = type("Nothing", (), {"kills": kills.Counter(), "hits": kills.Counter()})()
+    nothing: Any = type("Nothing", (), {"blows": kills.Counter(), "hits": kills.Counter()})()
     counts = dict.fromkeys(
         ("sealed", "acknowledged", "on disk", "resumed above 0", "killed in snapshot()"), 0
     )
     assert len(kills.doubts_about(nothing, counts)) == 7
-    nothing.kills["daemon"] = kills.LEFT_TO_CHANCE
+    nothing.blows["SIGKILL of daemon"] = kills.LEFT_TO_CHANCE
     assert len(kills.doubts_about(nothing, counts)) == 9

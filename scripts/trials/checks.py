@@ -47,33 +47,51 @@ def acknowledged_are_there(found: Found, journals: Journals) -> list[str]:
         there = [index.sequence for _, index in found.by_key.get(key, [])]
         if sequence not in there:
             faults.append(f"snapshot {key} was acknowledged as {sequence}, on disk: {there or 'nothing'}")
-    return faults + [f"a snapshot failed: {failed}" for failed in journals.failed]
+    faults += [f"a snapshot failed: {failed}" for failed in journals.failed]
+    waiting = [key for key in journals.gone if _policy(key, journals) == "wait"]
+    return faults + [f"snapshot {key} of a trainer that waits was {journals.gone[key]}" for key in waiting]
 
 
 def sealed_are_written_once(found: Found, journals: Journals) -> list[str]:
-    """Each sealed snapshot exactly once, with the contents it had when snapshot() was called."""
+    """Each sealed snapshot exactly once, unless it gave way; and nothing twice that didn't."""
     faults = []
-    for key, digest in journals.sealed.items():
-        there = found.by_key.get(key, [])
-        if len(there) != 1:
-            faults.append(
-                f"snapshot {key} was sealed, on disk {len(there)} times: {[p.name for p, _ in there]}"
-            )
+    for key in journals.taken:
+        there = [path.name for path, _ in found.by_key.get(key, [])]
+        lost = key in journals.sealed and key not in journals.gone and not journals.may_have_given_way(key)
+        if len(there) > 1 or (lost and not there):
+            faults.append(f"snapshot {key} was {_state(key, journals)}, on disk {len(there)} times: {there}")
+    return faults
+
+
+def what_gave_way_is_not_there(found: Found, journals: Journals) -> list[str]:
+    """What was said to be skipped or superseded is never a checkpoint."""
+    return [
+        f"snapshot {key} was {state}, and is on disk as {found.by_key[key][0][0].name}"
+        for key, state in journals.gone.items()
+        if key in found.by_key
+    ]
+
+
+def contents_are_as_taken(found: Found, journals: Journals) -> list[str]:
+    """Every checkpoint holds what the state was when snapshot() was called."""
+    faults = []
+    for key, there in found.by_key.items():
+        wanted = journals.taken.get(key)
         for path, _ in there:
-            if (seen := _digest(path)) != digest:
+            if wanted is not None and (seen := _digest(path)) != wanted:
                 faults.append(
-                    f"{path.name} holds another state than was sealed: {seen[:12]}, wanted {digest[:12]}"
+                    f"{path.name} holds another state than was taken: {seen[:12]}, wanted {wanted[:12]}"
                 )
     return faults
 
 
 def nothing_else_is_there(found: Found, journals: Journals) -> list[str]:
-    """A checkpoint nobody sealed can only be one whose trainer died between sealing and writing that down."""
-    extra = [key for key in found.by_key if key not in journals.sealed]
+    """A checkpoint nobody took can only be one whose trainer died between sealing and writing that down."""
+    extra = [key for key in found.by_key if key not in journals.taken]
     faults = [f"snapshot {key} is on disk twice" for key in extra if len(found.by_key[key]) > 1]
     trainers = [trainer for trainer, _ in extra]
     faults += [
-        f"trainer {t} never sealed two of its checkpoints" for t in set(trainers) if trainers.count(t) > 1
+        f"trainer {t} never took two of its checkpoints" for t in set(trainers) if trainers.count(t) > 1
     ]
     return faults
 
@@ -90,6 +108,14 @@ def sequences_are_in_order(found: Found) -> list[str]:
                 f"snapshot {(trainer, snapshot)} has sequence {after}, its predecessor has {before}"
             )
     return faults
+
+
+def _state(key: Key, journals: Journals) -> str:
+    return "sealed" if key in journals.sealed else "taken"
+
+
+def _policy(key: Key, journals: Journals) -> str:
+    return str(journals.settings.get(key[0], {}).get("on_busy", "wait"))
 
 
 def _digest(path: Path) -> str:

@@ -24,16 +24,22 @@ class Journals:
 
     Attributes:
         folder: Where they are.
-        begun: Snapshots that trainers began.
-        sealed: snapshot() returned: (trainer, snapshot) → digest of the state at the call.
+        begun: How many snapshots each trainer began.
+        taken: snapshot() returned: (trainer, snapshot) → digest of the state at the call.
+        sealed: It lay in a slot, as its ticket said.
+        gone: Its ticket said that it was skipped or superseded.
+        settings: Each trainer's settings of its client.
         acked: The client was told that it is durable: (trainer, snapshot) → sequence.
         failed: The client was told that it isn't: never expected here.
         resumed: Steps that trainers resumed from; None for a fresh start.
     """
 
     folder: Path
-    begun: int = 0
-    sealed: dict[Key, str] = field(default_factory=dict)
+    begun: Counter[int] = field(default_factory=Counter)
+    taken: dict[Key, str] = field(default_factory=dict)
+    sealed: set[Key] = field(default_factory=set)
+    gone: dict[Key, str] = field(default_factory=dict)
+    settings: dict[int, dict[str, Any]] = field(default_factory=dict)
     acked: dict[Key, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
     resumed: list[int | None] = field(default_factory=list)
@@ -51,13 +57,25 @@ class Journals:
                 self._take(json.loads(line))
         return self
 
+    def may_have_given_way(self, key: Key) -> bool:
+        """Whether a later snapshot() of its trainer may have taken its slot, and the trainer died before it knew."""
+        trainer, snapshot = key
+        policy = self.settings.get(trainer, {}).get("on_busy", "wait")
+        return policy != "wait" and self.begun[trainer] > snapshot
+
     def _take(self, event: dict[str, Any]) -> None:
         key = (event["trainer"], event.get("snapshot", 0))
         match event["event"]:
             case "begin":
-                self.begun += 1
+                self.begun[event["trainer"]] += 1
+            case "settings":
+                self.settings[event["trainer"]] = event["settings"]
+            case "taken":
+                self.taken[key] = event["digest"]
             case "sealed":
-                self.sealed[key] = event["digest"]
+                self.sealed.add(key)
+            case "gone":
+                self.gone[key] = event["state"]
             case "acked":
                 self.acked[key] = event["sequence"]
             case "failed":

@@ -1,19 +1,20 @@
-"""SIGKILL of trainer, daemon or both at random moments, again and again. checks.py says what must hold afterwards."""
+"""SIGKILL, SIGSTOP and SIGTERM of trainer, daemon and verifier at random moments. checks.py says what must hold then."""
 
 from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
 import checks
 import evidence
+from blows import BLOWS, Victims
 from part import Deadline, Findings, Part, say
-from victims import PATIENCE_S, Broken, Daemon, Trainers, wait_gone
+from victims import PATIENCE_S, Broken, Daemon, Trainers
 
 from ckptd.disk.series import latest_valid
 from ckptd.snapshot.slot_header import SlotState
@@ -22,14 +23,20 @@ RUN = "torture"
 KEEP_LAST = 1_000_000  # retention must not be the reason that something is missing
 AIM_S = 3.0
 LEFT_TO_CHANCE = 50  # so many kills have hit a write, a copy and what waits, too
-TARGETS = ("trainer", "daemon", "both")
+_ENDS_DAEMON = ("SIGKILL of daemon", "SIGKILL of both")
+#: How trainers' clients are set, besides the defaults.
+SETTINGS: Final[tuple[dict[str, Any], ...]] = (
+    {}, {"slots": 1}, {"overlap": True}, {"transport": "stream"}, {"daemon": "attach"},
+    {"on_busy": "skip"}, {"on_busy": "supersede"}, {"on_busy": "skip", "slots": 1},
+    {"on_busy": "supersede", "overlap": True}, {"on_busy": "supersede", "transport": "stream"},
+)  # fmt: skip
 
 
 class Torture:
     """One root, its trainers and daemons, and what was done to them.
 
     Attributes:
-        kills: How often each target was killed.
+        blows: How often each was dealt.
         hits: What kills interrupted: "write" (a temp folder was left), "copy" (a slot was half filled),
             "pending" (sealed snapshots were waiting).
     """
@@ -40,11 +47,13 @@ class Torture:
         self.journals = evidence.Journals(work / "journals")
         self.journals.folder.mkdir()
         self.random, self._aimed = random.Random(seed), aim
-        self.kills: Counter[str] = Counter()
+        self.blows: Counter[str] = Counter()
         self.hits: Counter[str] = Counter()
+        self._attaches = False
         self.faults: list[str] = []
         self.daemon = Daemon(self.root, KEEP_LAST)
         self.trainers = Trainers(work, self.root, RUN, self.stop_file)
+        self._victims = Victims(self.trainers, self.daemon, self.random)
 
     @property
     def run_dir(self) -> Path:
@@ -56,27 +65,35 @@ class Torture:
 
     def round(self, number: int) -> None:
         """Let it run until snapshots flow, kill, look at what lies there, check what always holds."""
-        if self.daemon.record() is None and self.random.random() < 0.5:
-            self.daemon.start()  # else the trainer finds none and starts one
-        self.trainers.ensure()
-        before = len(self.journals.read().sealed)
-        wait_for(lambda: len(self.journals.read().sealed) > before, "a snapshot", self._alive)
+        self._have_both()
+        before = len(self.journals.read().taken)
+        wait_for(lambda: len(self.journals.read().taken) > before, "a snapshot", self._alive)
         wait_for(lambda: self.daemon.record() is not None, "a daemon", self._alive)
-        target = TARGETS[number % 3]
-        self._aim(target)
-        self._kill(target)
+        names = list(BLOWS)
+        blow = names[number] if number < len(names) else self.random.choice(names)
+        self._aim(blow)
+        self._strike(blow)
         self._check_now()
+
+    def _have_both(self) -> None:
+        """A trainer, and a daemon: started by hand, or by the trainer that finds none and may."""
+        settings = self.random.choice(SETTINGS)
+        serving = self.daemon.record() is not None
+        if not serving and (self._attaches or "daemon" in settings or self.random.random() < 0.5):
+            self.daemon.start()
+        if self.trainers.ensure(settings):
+            self._attaches = "daemon" in settings
 
     def _alive(self) -> None:
         self.trainers.ensure_unharmed()
 
-    def _aim(self, target: str) -> None:
+    def _aim(self, blow: str) -> None:
         """Any moment, or (a share of the time) the next one at which a write or a copy can be seen."""
         if self.random.random() >= self._aimed:
             time.sleep(self.random.uniform(0.0, 0.4))
             return
         deadline = time.monotonic() + AIM_S
-        if target == "trainer" or (target == "both" and self.random.random() < 0.5):
+        if blow == "SIGKILL of trainer" or (blow == "SIGKILL of both" and self.random.random() < 0.5):
             with evidence.open_slots(self.shm) as slots:
                 while not evidence.states_of(slots)[SlotState.FILLING] and time.monotonic() < deadline:
                     pass
@@ -85,24 +102,16 @@ class Torture:
             pass
         time.sleep(self.random.choice((0.0, 0.001, 0.003)))
 
-    def _kill(self, target: str) -> None:
-        trainer, record = self.trainers.current, self.daemon.record()
-        if trainer is not None and target in ("trainer", "both"):
-            trainer.kill()
-        if record is not None and target in ("daemon", "both"):
-            os.kill(record.pid, signal.SIGKILL)
-        if trainer is not None and target in ("trainer", "both"):
-            trainer.wait(PATIENCE_S)
-        if record is not None and target in ("daemon", "both"):
-            wait_gone(record)
-            # A trainer that still lives may start the next daemon at once, which cleans up: look quickly.
-            self.hits["write"] += evidence.being_written(self.run_dir)
+    def _strike(self, blow: str) -> None:
+        BLOWS[blow](self._victims)
+        # A trainer that still lives may start the next daemon at once, which cleans up: look quickly.
+        self.hits["write"] += blow in _ENDS_DAEMON and evidence.being_written(self.run_dir)
         with evidence.open_slots(self.shm) as slots:
             states = evidence.states_of(slots)
         # only when both died: a daemon that lives frees the slot of a dead trainer at once
-        self.hits["copy"] += states[SlotState.FILLING] > 0 and target == "both"
+        self.hits["copy"] += states[SlotState.FILLING] > 0 and blow == "SIGKILL of both"
         self.hits["pending"] += states[SlotState.SEALED] + states[SlotState.WRITING] > 0
-        self.kills[target] += 1
+        self.blows[blow] += 1
 
     def _check_now(self) -> None:
         """From the first acknowledgement on, a valid checkpoint at least as new is there at every instant."""
@@ -119,7 +128,7 @@ class Torture:
         """The next start, the last trainer, a clean exit; then everything is looked at."""
         if self.daemon.record() is None:
             self.daemon.start()
-        self.trainers.ensure()
+        self.trainers.ensure({})
         before = len(self.journals.read().acked)
         wait_for(lambda: len(self.journals.read().acked) > before, "an acknowledgement", self._alive)
         self.stop_file.touch()
@@ -137,6 +146,8 @@ class Torture:
         self.faults += found.faults
         self.faults += checks.acknowledged_are_there(found, journals)
         self.faults += checks.sealed_are_written_once(found, journals)
+        self.faults += checks.what_gave_way_is_not_there(found, journals)
+        self.faults += checks.contents_are_as_taken(found, journals)
         self.faults += checks.nothing_else_is_there(found, journals)
         self.faults += checks.sequences_are_in_order(found)
         self.faults += [f"shared memory left: {path}" for path in evidence.left_over(self.shm)]
@@ -145,9 +156,10 @@ class Torture:
         if any((self.run_dir / "quarantine").glob("*")):
             self.faults.append("something was quarantined")
         return {
-            "begun": journals.begun, "sealed": len(journals.sealed), "acknowledged": len(journals.acked),
+            "begun": journals.begun.total(), "taken": len(journals.taken), "sealed": len(journals.sealed),
+            "acknowledged": len(journals.acked), "gave way": len(journals.gone),
             "on disk": sum(map(len, found.by_key.values())), "trainers": len(journals.resumed),
-            "killed in snapshot()": journals.begun - len(journals.sealed),
+            "killed in snapshot()": journals.begun.total() - len(journals.taken),
             "resumed above 0": sum(step is not None and step > 0 for step in journals.resumed),
         }  # fmt: skip
 
@@ -164,11 +176,11 @@ def wait_for(reached: Callable[[], bool], what: str, alive: Callable[[], None]) 
 
 def doubts_about(torture: Torture, counts: dict[str, int]) -> list[str]:
     """Why this torture proves nothing, if it doesn't."""
-    doubts = [f"no kill of {target}" for target in TARGETS if not torture.kills[target]]
+    doubts = [f"no {blow}" for blow in list(BLOWS)[:3] if not torture.blows[blow]]
     doubts += [
         f"{name}: 0" for name in ("sealed", "acknowledged", "on disk", "resumed above 0") if not counts[name]
     ]
-    if sum(torture.kills.values()) < LEFT_TO_CHANCE:
+    if torture.blows.total() < LEFT_TO_CHANCE:
         return doubts
     doubts += [] if torture.hits["write"] else ["no kill during a write"]
     doubts += [] if torture.hits["pending"] else ["no kill while sealed snapshots were waiting"]
@@ -186,7 +198,7 @@ def torture_until(over: Callable[[int], bool], work: Path, seed: int, aim: float
             torture.round(number)
             number += 1
             if number % 10 == 0:
-                say(f"kills: {number} rounds, killed {dict(torture.kills)}, interrupted {dict(torture.hits)}")
+                say(f"kills: {number} rounds, interrupted {dict(torture.hits)}")
         torture.finish()
         counts = torture.check()
     except Broken as broken:
@@ -196,7 +208,7 @@ def torture_until(over: Callable[[int], bool], work: Path, seed: int, aim: float
         torture.daemon.end()
     for what in torture.faults:
         findings.fault(what)
-    findings.tried.update({f"SIGKILL of {target}": count for target, count in torture.kills.items()})
+    findings.tried.update(torture.blows)
     findings.doubts = [] if findings.faults else doubts_about(torture, counts)
     findings.numbers = {"interrupted": dict(torture.hits), **counts}
     return findings
@@ -207,4 +219,4 @@ def run(minutes: float, seed: int, folder: Path) -> Findings:
     return torture_until(lambda made: made >= 3 and deadline.over(), folder, seed)
 
 
-PART = Part("kills", "SIGKILL of trainer, daemon or both at random moments, again and again", run)
+PART = Part("kills", "trainer, daemon, verifier killed, stopped and told to leave at random moments", run)

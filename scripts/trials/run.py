@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -52,7 +53,7 @@ class Trials:
             sys.executable, str(HERE / "one_part.py"), name, f"{minutes:g}", str(self._seed), str(work), str(report),
         ]  # fmt: skip
         try:
-            return _result(command, env, 60 * minutes + OVERTIME_S, report)
+            return _result(command, env, 60 * minutes + OVERTIME_S, report, work)
         finally:
             shutil.rmtree(shm, ignore_errors=True)
             shutil.rmtree(runtime, ignore_errors=True)
@@ -60,15 +61,19 @@ class Trials:
                 shutil.rmtree(work, ignore_errors=True)
 
 
-def _result(command: list[str], env: dict[str, str], limit_s: float, report: Path) -> dict[str, Any]:
+def _result(
+    command: list[str], env: dict[str, str], limit_s: float, report: Path, work: Path
+) -> dict[str, Any]:
     """What a part wrote down; that it wrote nothing, hung or left a process behind is a fault."""
     process = subprocess.Popen(command, env=env, start_new_session=True)
-    hung = False
+    hung = left = False
     try:
         process.wait(limit_s)
     except subprocess.TimeoutExpired:
         hung = True
-    left = _end_session(process)
+    finally:
+        left = _end_session(process)
+        left |= _end_all_of(work)
     found = json.loads(report.read_text()) if report.exists() else _nothing()
     if hung or process.returncode != 0:
         how = f"hung: it was ended after {limit_s:.0f} s" if hung else f"left with {process.returncode}"
@@ -87,6 +92,17 @@ def _end_session(process: subprocess.Popen[bytes]) -> bool:
         left = False
     process.wait()
     return left
+
+
+def _end_all_of(work: Path) -> bool:
+    """Whether a process with sessions of its own, a daemon, still served something in this folder; none does after."""
+    found = False
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(work) in path.read_bytes():
+                os.kill(int(path.parent.name), signal.SIGKILL)
+                found = True
+    return found
 
 
 def _nothing() -> dict[str, Any]:
@@ -135,6 +151,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and nothing is left behind
     asked = arguments()
     names = [name for name in parts.WEIGHTS if asked.only is None or name in asked.only.split(",")]
     minutes = (
@@ -146,7 +163,11 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="ckptd-torture-", dir=asked.folder))
     say(f"seed {seed}, {minutes:g} minutes, in {folder}")
     trials = Trials(names, minutes, seed, folder)
-    trials.run()
+    try:
+        trials.run()
+    except BaseException:
+        say(f"broken off; what it left is in {folder}")
+        raise
     passed = all(part["passed"] for part in trials.found.values())
     print(summary(trials.found))
     print(f"{'passed' if passed else 'FAILED'}  seed {seed}")

@@ -1,7 +1,8 @@
 """The trainer that scripts/trials/kills.py kills: real model, real optimizer, a snapshot after every few steps.
 
 What it was told goes to a journal, one JSON object per line, each in one write, which SIGKILL can't tear.
-Usage: trainer.py ROOT RUN JOURNAL STOP_FILE; says "ready" once torch is loaded and waits for a line on stdin.
+Usage: trainer.py ROOT RUN JOURNAL STOP_FILE; says "ready" once torch is loaded and waits on stdin for its client's
+settings, a line of JSON.
 """
 
 from __future__ import annotations
@@ -25,11 +26,20 @@ class Journal:
 
     Attributes:
         trainer: The trainer's number, from the file's name; its checkpoints carry it as a metric.
+        streams: Nothing lies in slots.
     """
 
     def __init__(self, path: Path) -> None:
         self.trainer = int(path.name.rpartition("-")[2])
+        self.streams = False
+        self._sealed: set[int] = set()
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def seal(self, snapshot: int) -> None:
+        """It lies in a slot now: written down once."""
+        if snapshot not in self._sealed:
+            self._sealed.add(snapshot)
+            self.write("sealed", snapshot=snapshot)
 
     def write(self, event: str, **fields: Any) -> None:
         os.write(self._fd, (json.dumps({"event": event, "trainer": self.trainer, **fields}) + "\n").encode())
@@ -86,7 +96,7 @@ def run(client: ckptd.Client, journal: Journal, stop: Path) -> None:
         digest = live_digest(model, optimizer, train)
         journal.write("begin", step=train.step)
         ticket = client.snapshot(train.step, state, metrics={"trainer": journal.trainer})
-        journal.write("sealed", snapshot=ticket.snapshot, step=train.step, digest=digest)
+        journal.write("taken", snapshot=ticket.snapshot, step=train.step, digest=digest)
         pending = report(journal, [*pending, ticket])
     client.drain(60.0)
     report(journal, pending)
@@ -96,10 +106,15 @@ def report(journal: Journal, pending: list[ckptd.Ticket]) -> list[ckptd.Ticket]:
     """Write down what was acknowledged; returns the tickets that are still on their way."""
     left = []
     for ticket in pending:
-        if ticket.state in ("committed", "verified"):
+        state = ticket.state
+        if state in ("staged", "writing") and not journal.streams:
+            journal.seal(ticket.snapshot)
+        if state in ("committed", "verified"):
             journal.write("acked", snapshot=ticket.snapshot, sequence=ticket.sequence)
-        elif ticket.state in ("failed", "superseded", "corrupt"):
-            journal.write("failed", snapshot=ticket.snapshot, state=ticket.state)
+        elif state in ("superseded", "skipped"):
+            journal.write("gone", snapshot=ticket.snapshot, state=state)
+        elif state in ("failed", "corrupt"):
+            journal.write("failed", snapshot=ticket.snapshot, state=state)
         else:
             left.append(ticket)
     return left
@@ -111,9 +126,12 @@ def main() -> None:
     build()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    if sys.stdin.readline():  # "": the parent has gone
-        with ckptd.Client(root=root, run=run_name, daemon="auto") as client:
-            run(client, Journal(journal), stop)
+    if line := sys.stdin.readline():  # "": the parent has gone
+        settings, journaled = json.loads(line), Journal(journal)
+        journaled.streams = settings.get("transport") == "stream"
+        journaled.write("settings", settings=settings)
+        with ckptd.Client(root=root, run=run_name, **settings) as client:
+            run(client, journaled, stop)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ckptd.disk.rootdir import DaemonRecord, Root
 
@@ -39,11 +42,11 @@ class Trainers:
         self._started.append(process)
         return process
 
-    def ensure(self) -> None:
-        """Have one that trains."""
+    def ensure(self, settings: Mapping[str, Any]) -> bool:
+        """Have one that trains; a new one has a client of these settings. Whether it is new."""
         self.ensure_unharmed()
         if self.current is not None and self.current.poll() is None:
-            return
+            return False
         self.current, self._spare = self._spare, self._spawn()
         if self.current.stdout is None or self.current.stdin is None:
             raise Broken("no pipes")
@@ -52,12 +55,13 @@ class Trainers:
             or not self.current.stdout.readline()
         ):
             raise Broken(f"a trainer didn't get ready: {_tail(self._work / 'trainers.log')}")
-        self.current.stdin.write(b"go\n")
+        self.current.stdin.write(json.dumps(settings).encode() + b"\n")
         self.current.stdin.flush()
+        return True
 
     def ensure_unharmed(self) -> None:
         """A trainer that ended by itself is a fault: nothing that happens to a daemon may end it."""
-        if self.current is not None and self.current.poll() not in (None, -signal.SIGKILL):
+        if self.current is not None and self.current.poll() not in (None, -signal.SIGKILL, -signal.SIGTERM):
             raise Broken(
                 f"a trainer ended by itself: {self.current.returncode}; {_tail(self._work / 'trainers.log')}"
             )
@@ -92,6 +96,17 @@ class Daemon:
         """The one that lives; None when none does."""
         record = DaemonRecord.read(Root.for_reading(self._root)) if self._root.is_dir() else None
         return record if record is not None and record.alive() else None
+
+    def verifier(self) -> int | None:
+        """Its verifier's pid; None when it has none now."""
+        record = self.record()
+        if record is None:
+            return None
+        try:
+            children = Path(f"/proc/{record.pid}/task/{record.pid}/children").read_text().split()
+        except OSError:
+            return None
+        return int(children[0]) if children else None
 
     def start(self) -> None:
         """`ckptd start --detach`; that a trainer was quicker is no fault."""
