@@ -1,0 +1,246 @@
+"""The checker of histories bites: each kind of violation, in a log of a few lines, is told, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from history_checker import check
+
+Events = list[dict[str, Any]]
+
+
+class Log:
+    """Events one after the other, a second apart."""
+
+    def __init__(self, keep_last: int = 2) -> None:
+        self.events: Events = []
+        self._now = 0.0
+        self.add("policy", keep_last=keep_last)
+
+    def add(self, op: str, **fields: Any) -> dict[str, Any]:
+        self._now += 1.0
+        event = {"op": op, "run": "r", "call": self._now, "ret": self._now + 0.5, **fields}
+        self.events.append(event)
+        return event
+
+    def snapshot(self, identity: int, after: int | None, *, state: str = "staged", way: str = "slot") -> None:
+        self.add(
+            "snapshot", identity=identity, step=identity, after=after, number=identity, state=state, way=way
+        )
+
+    def told(self, identity: int, state: str, sequence: int | None = None) -> None:
+        self.add("told", identity=identity, state=state, sequence=sequence)
+
+    def saved(self, identity: int, after: int | None, sequence: int | None = None) -> None:
+        self.snapshot(identity, after)
+        self.told(identity, "committed", sequence or identity)
+
+    def latest(self, identity: int | None, sequence: int | None = None, error: str = "") -> None:
+        self.add("latest", answer=identity, sequence=sequence or identity, error=error)
+
+    def restored(self, identity: int | None, **more: Any) -> None:
+        self.add(
+            "restore", **{"answer": identity, "sequence": identity, "staged": False, "wanted": None} | more
+        )
+
+    def final(self, *identities: int, op: str = "final", **changes: Any) -> None:
+        found = [
+            {
+                "name": f"step-{one:09d}", "sequence": one, "client": "c", "snapshot": one, "identity": one,
+                "step": one, "contents": [one, one], "whole": True,
+            }
+            for one in identities
+        ]  # fmt: skip
+        if found:
+            found[-1] |= changes
+        self.add(op, checkpoints=found)
+
+
+def sound(log: Log) -> None:
+    """Four on a line, the first two removed by retention; a restore, and a fork that leaves one behind."""
+    log.saved(1, None)
+    log.latest(1)
+    log.saved(2, 1)
+    log.saved(3, 2)
+    log.latest(3)
+    log.restored(2, wanted=2)
+    log.saved(4, 2)
+    log.latest(4)
+    log.restored(4)
+    log.saved(5, 4)
+    log.add("hit", identity=5, what="damage")
+    log.latest(4)
+    log.final(4, 5, whole=False)
+
+
+def test_a_sound_history_is_told_to_be_sound() -> None:
+    log = Log()
+    sound(log)
+    assert check(log.events) == []
+
+
+def lost(log: Log) -> None:
+    log.saved(1, None)
+    log.saved(2, 1)
+    log.final(2)
+
+
+def lost_newest(log: Log) -> None:
+    log.saved(1, None)
+    log.saved(2, 1)
+    log.saved(3, 2)
+    log.final(1, 2)
+
+
+def lost_when_sealed(log: Log) -> None:
+    log.saved(1, None)
+    log.snapshot(2, 1)
+    log.final(1)
+
+
+def back(log: Log) -> None:
+    for one, after in ((1, None), (2, 1), (3, 2)):
+        log.saved(one, after)
+    log.latest(3)
+    log.latest(2)
+    log.final(2, 3)
+
+
+def none_at_all(log: Log) -> None:
+    log.saved(1, None)
+    log.latest(None)
+    log.final(1)
+
+
+def an_error(log: Log) -> None:
+    log.saved(1, None)
+    log.latest(None, error="NoValidCheckpoint")
+    log.final(1)
+
+
+def a_fresh_start(log: Log) -> None:
+    log.saved(1, None)
+    log.restored(None)
+    log.final(1)
+
+
+def an_old_restore(log: Log) -> None:
+    log.saved(1, None)
+    log.saved(2, 1)
+    log.restored(1)
+    log.final(1, 2)
+
+
+def twice(log: Log) -> None:
+    log.saved(1, None)
+    log.final(1, 2, identity=1, snapshot=1)
+
+
+def twice_over_time(log: Log) -> None:
+    log.saved(1, None)
+    log.final(1, op="listing")
+    log.final(1, sequence=7)
+
+
+def one_sequence_for_two(log: Log) -> None:
+    log.saved(1, None)
+    log.snapshot(2, 1)
+    log.final(1, 2, sequence=1)
+
+
+def refused(state: str) -> Any:
+    def events(log: Log) -> None:
+        log.saved(1, None)
+        log.snapshot(2, 1, state="skipped" if state == "skipped" else "staged")
+        if state != "skipped":
+            log.told(2, state)
+        log.final(1, 2)
+
+    return events
+
+
+def falling(log: Log) -> None:
+    log.saved(1, None, 5)
+    log.saved(2, 1, 4)
+    log.add("final", checkpoints=[])
+
+
+def of_nobody(log: Log) -> None:
+    log.saved(1, None)
+    log.final(1, 9)
+
+
+def other_contents(log: Log) -> None:
+    log.saved(1, None)
+    log.saved(2, 1)
+    log.final(1, 2, contents=[1, 2])
+
+
+def other_step(log: Log) -> None:
+    log.saved(1, None)
+    log.final(1, step=3)
+
+
+def not_whole(log: Log) -> None:
+    log.saved(1, None)
+    log.final(1, whole=False)
+
+
+def mixed(log: Log) -> None:
+    log.saved(1, None)
+    log.restored(1, torn="[1, 2]")
+    log.final(1)
+
+
+@pytest.mark.parametrize(
+    ("story", "fault"),
+    [
+        (lost, "1 was acknowledged as 1 and is lost"),
+        (lost_newest, "3 was acknowledged as 3 and is lost"),
+        (lost_when_sealed, "2 was sealed and is lost"),
+        (back, "latest answers 2, though 3 (3) was durable"),
+        (none_at_all, "latest says there is none, though 1 (1) was durable"),
+        (an_error, "latest NoValidCheckpoint, though 1 (1) was durable"),
+        (a_fresh_start, "restore says there is none, though 1 (1) was durable"),
+        (an_old_restore, "restore answers 1, though 2 (2) was durable"),
+        (twice, "snapshot ('c', 1) committed twice"),
+        (twice_over_time, "snapshot 1 committed twice: sequence 1, then 7"),
+        (one_sequence_for_two, "sequence 1 twice"),
+        (refused("failed"), "step-000000002 is 2, which was told to be failed"),
+        (refused("superseded"), "told to be superseded"),
+        (refused("skipped"), "told to be skipped"),
+        (falling, "2 has sequence 4, asked after 1 had 5"),
+        (of_nobody, "shows 9, which nobody asked to save"),
+        (other_contents, "step-000000002 holds [1, 2], asked was 2"),
+        (other_step, "step-000000001 holds step 3, asked was 1"),
+        (not_whole, "isn't whole, and nobody damaged it"),
+        (mixed, "brought back a mixture"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_violation_is_told(story: Any, fault: str) -> None:
+    log = Log()
+    story(log)
+    assert any(fault in said for said in check(log.events)), check(log.events)
+
+
+@pytest.mark.parametrize("excuse", ["retention", "rewind", "damage", "trouble"])
+def test_what_may_be_gone_is_not_missed(excuse: str) -> None:
+    log = Log(keep_last=1)
+    log.saved(1, None)
+    match excuse:
+        case "retention":
+            log.saved(2, 1)
+        case "rewind":
+            log.saved(2, None)
+        case "damage":
+            log.saved(2, 1)
+            log.add("hit", identity=1, what="delete")
+        case "trouble":
+            log.add("trouble")
+            log.snapshot(3, 1)
+            log.saved(2, 1)
+    log.final(2)
+    assert check(log.events) == []
