@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ckptd
-from ckptd.disk import medium, verification
+from ckptd.disk import medium, read_buffers, verification
 from ckptd.disk.crew import do_all
 from ckptd.disk.medium import hashing
 from ckptd.disk.priority import LOWEST, Urgency
@@ -47,7 +47,7 @@ def made(tmp_path: Path) -> Made:
 @pytest.fixture
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A file of eight blocks."""
-    monkeypatch.setattr(medium, "_BUFFER_BYTES", SECTOR)
+    monkeypatch.setattr(read_buffers, "BUFFER_BYTES", SECTOR)
     monkeypatch.setattr(medium, "_SMALL_BYTES", SECTOR)
     (tmp_path / "large").write_bytes(bytes(8 * SECTOR))
     fd = os.open(tmp_path / "large", os.O_RDONLY)

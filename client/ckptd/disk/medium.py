@@ -18,15 +18,11 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Literal
 
-from ckptd.limits import MIB
+from ckptd.disk.read_buffers import BUFFER_BYTES, buffer_pair
 
 How = Literal["direct", "dontneed", "cached"]
 
-#: Two of them for each file that is read at once are most of what a verifier takes beside itself; larger ones don't
-#: read faster, and each is touched anew for every file.
-_BUFFER_BYTES: Final = 1 * MIB
-_SMALL_BYTES: Final = 1 * MIB  #: up to here a second thread costs more than it hides
-_SECTOR: Final = 4096
+_SMALL_BYTES: Final = BUFFER_BYTES  #: up to here a second thread costs more than it hides
 
 
 def hash_file(
@@ -97,27 +93,25 @@ def _set_flags(fd: int, flags: int) -> bool:
 def _hash(fd: int, size: int, tell: Callable[[int], None]) -> Generator[None, None, str]:
     """Read into two page-aligned buffers in turn, one being filled while the other is hashed."""
     digest = hashlib.sha256()
-    length = min(_BUFFER_BYTES, -(-max(size, 1) // _SECTOR) * _SECTOR)
-    buffers = (mmap.mmap(-1, length), mmap.mmap(-1, length) if size > length else None)
-    if size <= _SMALL_BYTES:
-        count = _read_at(fd, buffers[0], 0, size)
-        digest.update(memoryview(buffers[0])[:count])
-        tell(count)
-        return digest.hexdigest()
-    with _Reader() as reader:
-        pending = reader.submit(fd, buffers[0], 0, size)
-        at = 0
-        turn = 0
-        while at < size:
-            count = pending.result()
-            full = buffers[turn] or buffers[0]
-            at += count
-            turn = 1 - turn
-            if at < size:
-                pending = reader.submit(fd, buffers[turn] or buffers[0], at, size)
-            digest.update(memoryview(full)[:count])
+    with buffer_pair() as buffers:
+        if size <= _SMALL_BYTES:
+            count = _read_at(fd, buffers[0], 0, size)
+            digest.update(buffers[0][:count])
             tell(count)
-            yield
+            return digest.hexdigest()
+        with _Reader() as reader:
+            pending = reader.submit(fd, buffers[0], 0, size)
+            at = turn = 0
+            while at < size:
+                count = pending.result()
+                full = buffers[turn]
+                at += count
+                turn = 1 - turn
+                if at < size:
+                    pending = reader.submit(fd, buffers[turn], at, size)
+                digest.update(full[:count])
+                tell(count)
+                yield
     return digest.hexdigest()
 
 
@@ -133,7 +127,7 @@ class _Reader:
     def __exit__(self, *_exc: object) -> None:
         self._thread.shutdown()
 
-    def submit(self, fd: int, buffer: mmap.mmap, at: int, size: int) -> Future[int]:
+    def submit(self, fd: int, buffer: memoryview, at: int, size: int) -> Future[int]:
         """Have a block read; the one before has been."""
         if self._wanted_by != threading.get_ident():
             self._thread.shutdown()
@@ -145,14 +139,13 @@ class _Reader:
         self._wanted_by = threading.get_ident()
 
 
-def _read_at(fd: int, buffer: mmap.mmap, at: int, size: int) -> int:
+def _read_at(fd: int, buffer: memoryview, at: int, size: int) -> int:
     """Fill the buffer, or up to the end of the file: a short read in the middle is continued."""
     wanted = min(len(buffer), size - at)
-    view = memoryview(buffer)
     got = 0
     while got < wanted:
         try:
-            count = os.preadv(fd, [view[got:]], at + got)
+            count = os.preadv(fd, [buffer[got:]], at + got)
         except OSError as error:
             if error.errno == errno.EINVAL and at == got == 0:
                 raise _NotDirect from error
