@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Final
 
 from ckptd.disk.daemon_record import DaemonRecord, own_start, process_started
+from ckptd.disk.lock_strangers import held_by_strangers
 from ckptd.disk.rootdir import Root
 from ckptd.errors import BadRoot, RootLocked
 
@@ -101,7 +102,7 @@ class RootLock:
         return str(self.root.service_dir / _FILE)
 
     def _lock_folder(self) -> int | None:
-        """A descriptor that holds the lock on the root's folder; None where folders can't be locked."""
+        """A descriptor that holds the lock on the root's folder; None where folders can't be locked, or other users do."""
         where = str(self.root.path)
         try:
             fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -111,10 +112,11 @@ class RootLock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            strangers = error.errno in _TAKEN and held_by_strangers(fd)
             os.close(fd)
-            if error.errno in _TAKEN:
+            if error.errno in _TAKEN and not strangers:
                 raise self._locked(holder(self.root)) from error
-            if error.errno not in _NO_FOLDER_LOCKS:
+            if error.errno not in _NO_FOLDER_LOCKS and not strangers:
                 raise BadRoot("can't lock the root", where=where, seen=str(error)) from error
             log.warning("lock.file_only root=%s reason=%s", where, error)
             return None
