@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptd.errors import CorruptCheckpoint
+from ckptd.format import strict_json
 from ckptd.format.strict_json import canonical, compact, float_from_json, float_to_json, parse
 
 _LEAVES = (
@@ -46,6 +47,24 @@ def test_the_canonical_form_is_what_the_design_says() -> None:
 
 def test_a_key_given_twice_is_refused_by_name() -> None:
     assert "'step'" in _refused(b'{"step": 1, "step": 2}')
+
+
+def test_finding_the_key_given_twice_takes_one_pass_however_many_keys_there_are() -> None:
+    compared = 0
+
+    class Key(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)  # type: ignore[no-any-return]
+
+    names = [*range(1000), 999]
+    with pytest.raises(ValueError, match="'k999'"):
+        strict_json._unique([(Key(f"k{number}"), None) for number in names])
+    assert compared < 20 * len(names)
 
 
 @pytest.mark.parametrize("token", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
