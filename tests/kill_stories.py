@@ -18,6 +18,7 @@ from ckptd.disk.rootdir import Root
 from ckptd.disk.series import latest_valid
 from ckptd.disk.verification import check
 from ckptd.format.records import read_index
+from ckptd.link import wire
 from ckptd.names import parse_step_folder, parse_work_folder
 from ckptd.snapshot.slots import Slot, SlotState
 from desk_daemon import DeskClient, DeskDaemon
@@ -38,6 +39,7 @@ class Told:
         sequences: Key → the sequence it was committed under, as told.
         writing: Those that a commit began for, in order.
         written: Key → the sequence under which that ended well, told or not.
+        accepted: Key → the sequences that its client was told at its acceptance.
     """
 
     steps: dict[Key, int] = field(default_factory=dict)
@@ -46,6 +48,7 @@ class Told:
     sequences: dict[Key, int] = field(default_factory=dict)
     writing: list[Key] = field(default_factory=list)
     written: dict[Key, int] = field(default_factory=dict)
+    accepted: dict[Key, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     @classmethod
     def read(cls, path: Path, begin: int = 0) -> Told:
@@ -64,6 +67,8 @@ class Told:
             self.writing.append(key)
         elif what == "wrote":
             self.written[key] = more[0]
+        elif what == "accepted":
+            self.accepted[key].add(more[0])
         elif what == "told":
             self.states[key].append(more[0])
             if more[0] in ("committed", "verified"):
@@ -110,7 +115,7 @@ class Teller:
             self._come(client_id=last, number=max(number for client, number in told.steps if client == last))
             for key in told.sealed:
                 if key[0] == last and not set(told.states[key]) & {"verified", "superseded"}:
-                    self._client.push(self._client.slots[0], 2**40, key[1])
+                    self._accepted(key[1], self._client.push(self._client.slots[0], 2**40, key[1]))
         else:
             self._daemon.settle()
             self._come()
@@ -191,7 +196,12 @@ class Teller:
 
     def _push_all(self) -> None:
         while self._unpushed:
-            self._client.push(*self._unpushed.pop(0))
+            slot, generation, number = self._unpushed.pop(0)
+            self._accepted(number, self._client.push(slot, generation, number))
+
+    def _accepted(self, number: int, reply: wire.Reply) -> None:
+        if isinstance(reply, wire.Accepted):
+            self.tell("accepted", self._client.client_id, number, reply.sequence)
 
 
 @dataclass(frozen=True)
@@ -273,6 +283,9 @@ class Judge:
     def _wrongly_there(self, found: list[OnDisk]) -> list[str]:
         told, keys = Told.read(self.journal), [one.key for one in found]
         faults = [f"{key} is on disk {keys.count(key)} times" for key in set(keys) if keys.count(key) > 1]
+        for key, sequences in told.accepted.items():
+            if not sequences <= {self._seen.get(key, min(sequences))}:
+                faults.append(f"{key} was accepted as {sequences}, and became {self._seen.get(key)}")
         for key, states in told.states.items():
             if "failed" in states or "corrupt" in states:
                 faults.append(f"{key} was told {states}")

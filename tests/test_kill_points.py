@@ -6,7 +6,10 @@ scripts/torture --only kill_points tells many more stories, and kills the starts
 from __future__ import annotations
 
 import errno
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from daemon_parts import Places, places_in
 from desk_daemon import DeskClient, DeskDaemon
 from kill_stories import entries
 from snapshots import data_for, descriptor
+from torture_places import private_shm
 
 TOLD = list[tuple[Any, ...]]
 
@@ -27,6 +31,21 @@ TOLD = list[tuple[Any, ...]]
 def places(tmp_path: Path) -> Iterator[Places]:
     with places_in(tmp_path) as made:
         yield made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_killed_at_any_call_nothing_sealed_is_lost_or_committed_twice(places: Places) -> None:
+    """Every second call of one story: saves, a queue in which one gives way, proofs, retention, clients that come and go."""
+    with private_shm() as folder:
+        script = str(Path(__file__).with_name("kill_tellings.py"))
+        done = subprocess.run(
+            [sys.executable, script, "6", "2", str(folder)], env=os.environ | places.env, text=True,
+            capture_output=True, check=True, timeout=280,
+        )  # fmt: skip
+    found = json.loads(done.stdout)
+    assert found["faults"] == []
+    assert found["points"]["SIGKILL in a first run"] > 100
 
 
 def saved(daemon: DeskDaemon, client: DeskClient, number: int) -> Slot:

@@ -51,3 +51,40 @@ def test_kills_that_prove_nothing_are_doubted() -> None:
     assert len(kills.doubts_about(nothing, counts)) == 7
     nothing.blows["SIGKILL of daemon"] = kills.LEFT_TO_CHANCE
     assert len(kills.doubts_about(nothing, counts)) == 9
+
+
+@pytest.mark.usefixtures("trials")
+def test_a_leak_shows_among_what_varies_and_what_only_varies_is_none() -> None:
+    from flat import ENOUGH, trend
+
+    varies = [float(at * 7 % 11) for at in range(60)]
+    leaks = [value + at * 0.5 for at, value in enumerate(varies)]
+    flat, growing = trend(varies, allowed=1.0), trend(leaks, allowed=1.0)
+    assert flat is not None and growing is not None
+    assert not flat.grows and growing.grows
+    assert trend(leaks[: ENOUGH - 1], allowed=1.0) is None  # too few to say anything
+    once = trend([1.0] * 20 + [3.0] * 20, allowed=2.0)  # a step that is allowed
+    assert once is not None and not once.grows
+
+
+@pytest.mark.usefixtures("trials")
+def test_every_part_is_a_module_with_a_part_of_its_name() -> None:
+    import parts
+
+    for name in parts.WEIGHTS:
+        assert parts.load(name).about
+
+
+@pytest.mark.usefixtures("trials")
+def test_a_part_that_breaks_off_tries_nothing_or_leaves_shared_memory_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import one_part
+    from part import Findings
+
+    monkeypatch.setenv("CKPTD_SHM_DIR", str(tmp_path))
+    assert not Findings().passed
+    (tmp_path / "slot-left").touch()
+    found = one_part.run("no such part", 0.0, 1, tmp_path)
+    assert not found.passed
+    assert ["broke off" in found.faults[0].what, "shared memory left" in found.faults[1].what] == [True, True]

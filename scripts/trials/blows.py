@@ -8,7 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,15 +48,19 @@ class Victims:
     def pause(self, most_s: float) -> None:
         time.sleep(self.random.uniform(0.0, most_s))
 
-    @contextmanager
-    def stopped(self, pid: int | None) -> Iterator[None]:
-        """It hears and does nothing meanwhile."""
-        _send(pid, signal.SIGSTOP)
-        try:
-            self.pause(_MOST_STOPPED_S)
-            yield
-        finally:
-            _send(pid, signal.SIGCONT)
+    def stopped(self, pid: int | None) -> AbstractContextManager[None]:
+        return stopped_for(pid, self.random.uniform(0.0, _MOST_STOPPED_S))
+
+
+@contextmanager
+def stopped_for(pid: int | None, seconds: float) -> Iterator[None]:
+    """It hears and does nothing for so long, and until the end of the context."""
+    _send(pid, signal.SIGSTOP)
+    try:
+        time.sleep(seconds)
+        yield
+    finally:
+        _send(pid, signal.SIGCONT)
 
 
 def _send(pid: int | None, number: signal.Signals) -> None:
