@@ -95,7 +95,7 @@ def settings_from_toml(data: bytes, *, where: str) -> Settings:
         )
     try:
         parsed = tomllib.loads(data.decode("utf-8"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also what isn't UTF-8, or an int of thousands of digits
         raise InvalidArgument(
             "not a TOML file", where=where, seen=str(error)[:300], todo="mend it or remove it"
         ) from error
