@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -37,6 +38,7 @@ class Torture:
 
     Attributes:
         blows: How often each was dealt.
+        struck: How many were, but for those who died by themselves.
         hits: What kills interrupted: "write" (a temp folder was left), "copy" (a slot was half filled),
             "pending" (sealed snapshots were waiting).
     """
@@ -50,6 +52,9 @@ class Torture:
         self.blows: Counter[str] = Counter()
         self.hits: Counter[str] = Counter()
         self._attaches = False
+        self._counted: set[int] = set()
+        self._died = self._doomed_trainer = False
+        self.struck = 0
         self.faults: list[str] = []
         self.daemon = Daemon(self.root, KEEP_LAST)
         self.trainers = Trainers(work, self.root, RUN, self.stop_file)
@@ -63,26 +68,49 @@ class Torture:
         """The first daemon is started by hand: it writes the policy that keeps everything."""
         self.daemon.start()
 
-    def round(self, number: int) -> None:
+    def round(self) -> None:
         """Let it run until snapshots flow, kill, look at what lies there, check what always holds."""
         self._have_both()
         before = len(self.journals.read().taken)
-        wait_for(lambda: len(self.journals.read().taken) > before, "a snapshot", self._alive)
-        wait_for(lambda: self.daemon.record() is not None, "a daemon", self._alive)
-        names = list(BLOWS)
-        blow = names[number] if number < len(names) else self.random.choice(names)
-        self._aim(blow)
-        self._strike(blow)
+        wait_for(
+            lambda: self._has_died() or len(self.journals.read().taken) > before, "a snapshot", self._alive
+        )
+        if not self._died:
+            wait_for(lambda: self.daemon.record() is not None, "a daemon", self._alive)
+            names = list(BLOWS)
+            blow = names[self.struck] if self.struck < len(names) else self.random.choice(names)
+            self._aim(blow)
+            self._strike(blow)
+            self.struck += 1
         self._check_now()
 
     def _have_both(self) -> None:
         """A trainer, and a daemon: started by hand, or by the trainer that finds none and may."""
-        settings = self.random.choice(SETTINGS)
+        settings, attaches = self.random.choice(SETTINGS), self._attaches
+        new_trainer = self._victims.trainer() is None
+        if new_trainer and (self.daemon.doomed is None or self.daemon.doomed.poll() is not None):
+            self._attaches = attaches = "daemon" in settings
+        elif new_trainer:  # one that dies by itself serves: who insists on a daemon may find none
+            settings, self._attaches, attaches = {}, False, False
         serving = self.daemon.record() is not None
-        if not serving and (self._attaches or "daemon" in settings or self.random.random() < 0.5):
+        if not serving and not attaches and self.random.random() < 0.4:
+            serving = self.daemon.start_doomed(self.random.randint(1, 400), half=self.random.random() < 0.3)
+        if not serving and (attaches or self.random.random() < 0.5):
             self.daemon.start()
-        if self.trainers.ensure(settings):
-            self._attaches = "daemon" in settings
+        if new_trainer and self.random.random() < 0.2 and settings.get("transport") != "stream":
+            settings = settings | {"dies_at": self.random.randint(1, 20)}
+        self._doomed_trainer = "dies_at" in settings if new_trainer else self._doomed_trainer
+        self.trainers.ensure(settings)
+
+    def _has_died(self) -> bool:
+        """Whether one has killed itself since at the call that it was told."""
+        self._died = False
+        for whom, process in (("trainer", self.trainers.current), ("daemon", self.daemon.doomed)):
+            if process is not None and process.poll() == -signal.SIGKILL and process.pid not in self._counted:
+                self._counted.add(process.pid)
+                self._died = self._died or whom == "daemon" or self._doomed_trainer
+                self.blows[f"SIGKILL of {whom} at a call"] += self._died
+        return self._died
 
     def _alive(self) -> None:
         self.trainers.ensure_unharmed()
@@ -126,6 +154,10 @@ class Torture:
 
     def finish(self) -> None:
         """The next start, the last trainer, a clean exit; then everything is looked at."""
+        if self._doomed_trainer:
+            self._victims.end_trainer(signal.SIGKILL)
+        if self.daemon.doomed is not None and self.daemon.doomed.poll() is None:
+            self._victims.kill_daemon()
         if self.daemon.record() is None:
             self.daemon.start()
         self.trainers.ensure({})
@@ -189,16 +221,15 @@ def doubts_about(torture: Torture, counts: dict[str, int]) -> list[str]:
 
 
 def torture_until(over: Callable[[int], bool], work: Path, seed: int, aim: float = 0.5) -> Findings:
-    """Rounds until over(how many were made); then everything is looked at."""
+    """Rounds until over(how many blows were dealt); then everything is looked at."""
     torture, findings = Torture(work, seed, aim), Findings()
-    number, counts = 0, dict[str, int]()
+    counts = dict[str, int]()
     try:
         torture.begin()
-        while not over(number):
-            torture.round(number)
-            number += 1
-            if number % 10 == 0:
-                say(f"kills: {number} rounds, interrupted {dict(torture.hits)}")
+        while not over(torture.struck):
+            torture.round()
+            if torture.struck % 10 == 0:
+                say(f"kills: {torture.struck} blows, interrupted {dict(torture.hits)}")
         torture.finish()
         counts = torture.check()
     except Broken as broken:

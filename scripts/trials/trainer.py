@@ -13,10 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(1, str(Path(__file__).resolve().parent.parent.parent / "tests"))
+
 import torch
 from torch import nn
 
 import ckptd
+from killing import Killing
 
 SNAPSHOT_EVERY_STEPS = 2
 
@@ -130,7 +133,10 @@ def main() -> None:
         settings, journaled = json.loads(line), Journal(journal)
         journaled.streams = settings.get("transport") == "stream"
         journaled.write("settings", settings=settings)
+        dies_at = settings.pop("dies_at", 0)  # of its changes of slots' headers: two for each snapshot
         with ckptd.Client(root=root, run=run_name, **settings) as client:
+            if dies_at:
+                Killing(dies_at, [os.environ["CKPTD_SHM_DIR"]], half=dies_at % 3 == 0)
             run(client, journaled, stop)
 
 

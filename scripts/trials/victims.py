@@ -91,6 +91,7 @@ class Daemon:
     def __init__(self, root: Path, keep_last: int) -> None:
         self._root, self._keep_last = root, keep_last
         self.by_hand = 0
+        self.doomed: subprocess.Popen[bytes] | None = None
 
     def record(self) -> DaemonRecord | None:
         """The one that lives; None when none does."""
@@ -116,6 +117,26 @@ class Daemon:
             raise Broken(f"ckptd start left with {done.returncode}: {done.stderr.strip()}")
         self.by_hand += done.returncode == 0
 
+    def start_doomed(self, number: int, *, half: bool) -> bool:
+        """One that kills itself at that call; whether it came up before."""
+        if self.doomed is not None:
+            self.doomed.wait(PATIENCE_S)
+        program = str(Path(__file__).with_name("doomed_daemon.py"))
+        how = "half" if half else "whole"
+        self.doomed = subprocess.Popen(
+            [sys.executable, program, str(number), how, str(self._root), str(self._keep_last)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        deadline = time.monotonic() + PATIENCE_S
+        while self.doomed.poll() is None:
+            record = self.record()
+            if record is not None and record.pid == self.doomed.pid:
+                return True
+            if time.monotonic() > deadline:
+                raise Broken("a daemon didn't come up")
+            time.sleep(0.005)
+        return False
+
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run one `ckptd` command to its end."""
         command = [sys.executable, "-m", "ckptd_daemon.cli.main", *arguments]
@@ -127,6 +148,9 @@ class Daemon:
         if record is not None:
             os.kill(record.pid, signal.SIGKILL)
             wait_gone(record)
+        if self.doomed is not None:
+            self.doomed.kill()
+            self.doomed.wait()
 
 
 def wait_gone(record: DaemonRecord) -> None:
