@@ -6,7 +6,11 @@ and keeps those four as attributes, so that a caller can act on them without par
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import errno
+from typing import Any, ClassVar, Final
+
+#: What the system says when there is no room.
+NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CkptdError(Exception):

@@ -6,12 +6,11 @@ Its standard streams are its log's. Flags are in plain units; the command line p
 from __future__ import annotations
 
 import argparse
-import errno
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckptd.errors import CkptdError, NoSpace
+from ckptd.errors import NO_SPACE, CkptdError, NoSpace
 from ckptd_daemon.core.daemon_settings import DEFAULT_GRACE_S, DaemonSettings
 from ckptd_daemon.core.process import run_daemon
 from ckptd_daemon.series.budget import BUDGET_FLAGS
@@ -27,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
     except OSError as error:
         sys.stderr.write(f"{error}\n")
-        return NoSpace.exit_code if error.errno in (errno.ENOSPC, errno.EDQUOT) else 1
+        return NoSpace.exit_code if error.errno in NO_SPACE else 1
 
 
 def _parser() -> argparse.ArgumentParser:

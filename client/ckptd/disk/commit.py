@@ -31,7 +31,6 @@ The caller holds the root's lock.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import time
@@ -46,8 +45,9 @@ from ckptd.disk.checkpoint_folder import Check, Disk, write_folder
 from ckptd.disk.decisions import write_fork
 from ckptd.disk.durable import FsyncFailed
 from ckptd.disk.lineage import Position
+from ckptd.disk.save_error import save_error
 from ckptd.disk.writing import Writing
-from ckptd.errors import CkptdError, InvalidArgument, NoSpace, OutcomeUnknown, SaveFailed
+from ckptd.errors import CkptdError, InvalidArgument, OutcomeUnknown
 from ckptd.format.plan import CheckpointPlan, plan_checkpoint
 from ckptd.format.records import CheckpointIndex
 from ckptd.names import parse_step_folder, step_folder, work_folder
@@ -126,7 +126,7 @@ def commit_plan(
         if position.forks:
             write_fork(run_dir, position.sequence, position.parent, name)
     except OSError as error:
-        raise _failure(error, run_dir, descriptor.step) from error
+        raise save_error(error, _what(descriptor), run_dir) from error
     how = (threads, writing or Writing(), disk, check)
     index = _Commit(run_dir, name, descriptor, data, position, plan, *how).run()
     return Committed(name, run_dir / name, index, index.total_bytes, time.monotonic() - began)
@@ -162,7 +162,7 @@ def write_checkpoint_folder(
             "a part of the path is a file, not a folder", where=str(path), todo="pick another path"
         ) from error
     except OSError as error:
-        raise _failure(error, path, descriptor.step) from error
+        raise save_error(error, _what(descriptor), path) from error
     if taken:
         raise InvalidArgument(
             "something is there already", where=str(path), todo="pick another path, or remove it"
@@ -255,7 +255,7 @@ class _Commit:
     def _final(self, error: Exception, *, unknown: bool) -> CkptdError:
         # Whoever keeps the error must not keep views into the snapshot's memory: no slot could be closed.
         traceback.clear_frames(error.__traceback__)
-        failure = _failure(error, self.parent, self.descriptor.step)
+        failure = save_error(error, _what(self.descriptor), self.parent)
         if not unknown:
             return failure
         return OutcomeUnknown(
@@ -265,22 +265,13 @@ class _Commit:
         )  # fmt: skip
 
 
+def _what(descriptor: Descriptor) -> str:
+    return f"step {descriptor.step} could not be written"
+
+
 def _free_name(run_dir: Path, step: int) -> str:
     """step-N, or step-N.k with k above all that are there; a name held by anything at all isn't free."""
     prefix = step_folder(step)
     found = [parse_step_folder(name) for name in os.listdir(run_dir) if name.startswith(prefix)]
     repeat = max((held[1] for held in found if held is not None and held[0] == step), default=0) + 1
     return step_folder(step, repeat)
-
-
-def _failure(error: Exception, where: Path, step: int) -> CkptdError:
-    """The error of ours for whatever kept a checkpoint from being written."""
-    if isinstance(error, CkptdError):
-        return error
-    what = f"step {step} could not be written"
-    if not isinstance(error, OSError):
-        return SaveFailed(what, where=str(where), seen=f"{type(error).__name__}: {error}")
-    place, seen = str(error.filename or where), error.strerror or str(error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpace(what, where=place, seen=seen, todo="free some space, or keep fewer checkpoints")
-    return SaveFailed(what, where=place, seen=seen, todo="check the disk and how it is mounted")

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from ckptd.disk import durable
 from ckptd.disk.folder_files import open_folder, read_small_file
+from ckptd.disk.own_leftovers import unlink_quietly
 from ckptd.errors import CorruptCheckpoint
 from ckptd.format.fields import Fields
 from ckptd.format.strict_json import canonical, parse
@@ -149,7 +150,7 @@ def _write(run_dir: Path, sequence: int, kind: str, content: dict[str, Any]) -> 
     try:
         durable.rename_new(temp, folder / f"{sequence:012d}-{kind}-{secrets.token_hex(4)}.json")
     except OSError:
-        durable.remove_tree(temp)
+        unlink_quietly(temp)
         raise
 
 

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ckptd.disk.chunks import Chunk, even_chunks
-from ckptd.disk.new_file import Steps, create, created, unlink_quietly, write_all, write_steps
+from ckptd.disk.new_file import Steps, create, created, write_all, write_steps
+from ckptd.disk.own_leftovers import unlink_quietly
 from ckptd.disk.writing import Writing
 from ckptd.names import work_folder
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from ckptd.errors import CorruptCheckpoint
@@ -33,10 +35,20 @@ def open_file(folder: int, name: str, where: str) -> int:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise CorruptCheckpoint("a link or a socket, not a file", where=where) from error
         raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise CorruptCheckpoint("not a regular file", where=where)
+    except BaseException:
         os.close(fd)
-        raise CorruptCheckpoint("not a regular file", where=where)
+        raise
     return fd
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors of what was only read; they are closed, whatever the system says."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 def read_small_file(folder: int, name: str, where: str, max_bytes: int) -> bytes:
@@ -46,11 +58,15 @@ def read_small_file(folder: int, name: str, where: str, max_bytes: int) -> bytes
         CorruptCheckpoint: A link, no regular file, or too long.
         OSError: Missing, or can't be read.
     """
-    with open(open_file(folder, name, where), "rb") as file:
-        size = _size(file.fileno())  # read(n) asks for n bytes of memory at once
-        data = file.read(min(size, max_bytes) + 1)
-        if size < len(data) <= max_bytes:  # it has grown meanwhile
-            data += file.read(max_bytes + 1 - len(data))
+    fd = open_file(folder, name, where)
+    try:
+        with open(fd, "rb", closefd=False) as file:  # one that can't be made of fd doesn't close it
+            size = _size(fd)  # read(n) asks for n bytes of memory at once
+            data = file.read(min(size, max_bytes) + 1)
+            if size < len(data) <= max_bytes:  # it has grown meanwhile
+                data += file.read(max_bytes + 1 - len(data))
+    finally:
+        os.close(fd)
     if len(data) > max_bytes:
         raise CorruptCheckpoint("too long", where=where, wanted=f"at most {max_bytes} bytes")
     return data

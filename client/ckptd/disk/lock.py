@@ -92,9 +92,8 @@ class RootLock:
         """
         if self._fd is None or _is_at(self._fd, self._path):
             return False
-        fd = self._lock_file()
-        os.close(self._fd)
-        self._fd = fd
+        old, self._fd = self._fd, self._lock_file()
+        os.close(old)
         return True
 
     @property
@@ -108,8 +107,8 @@ class RootLock:
             fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise BadRoot("the root can't be opened", where=where, seen=str(error)) from error
-        self._folder_inode = _inode(os.fstat(fd))
         try:
+            self._folder_inode = _inode(os.fstat(fd))
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             strangers = error.errno in _TAKEN and held_by_strangers(fd)
@@ -158,7 +157,8 @@ class RootLock:
         """Close what is open, without unlocking: in a forked child the parent's lock must stay."""
         for fd in (self._fd, self._folder_fd):
             if fd is not None:
-                os.close(fd)
+                with contextlib.suppress(OSError):  # it is closed, whatever it says
+                    os.close(fd)
         self._fd = self._folder_fd = None
 
     def _locked(self, named: int | None) -> RootLocked:

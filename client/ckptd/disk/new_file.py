@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from ckptd.disk.chunks import Chunk, even_chunks
 from ckptd.disk.direct_blocks import DirectBlocks
+from ckptd.disk.own_leftovers import unlink_quietly
 from ckptd.disk.write_mode import UNSUPPORTED, Mode, Refused, set_direct, start_writing
 from ckptd.disk.write_rate import WriteRate
 from ckptd.disk.writing import Writing
@@ -51,12 +52,6 @@ def write_all(fd: int, data: Chunk) -> int:
     while view:
         view = view[os.write(fd, view) :]  # may be short: a signal, a quota, 2 GiB at most
     return memoryview(data).nbytes
-
-
-def unlink_quietly(path: Path) -> None:
-    """Remove the file. The error that led here says more than one here; the next start sweeps temporary names."""
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
 
 
 def write_steps(path: Path, segments: Iterable[Chunk], writing: Writing, sync: Sync) -> Steps:

@@ -10,8 +10,6 @@ import logging
 import threading
 from pathlib import Path
 
-from ckptd.disk import durable
-
 log = logging.getLogger(__name__)
 
 _left: set[Path] = set()
@@ -22,6 +20,16 @@ def note(path: Path) -> None:
     """This path, of a name that nobody else ever makes, is to be removed later."""
     with _changing:
         _left.add(path)
+
+
+def unlink_quietly(path: Path) -> None:
+    """Remove such a file now, if it can be. The error that led here says more than one here."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError:
+        note(path)
 
 
 def any_left(below: Path) -> bool:
@@ -35,6 +43,8 @@ def remove(below: Path) -> None:
 
     The caller holds the root's lock.
     """
+    from ckptd.disk import durable  # which notes here what it couldn't remove itself
+
     with _changing:
         wanted = [path for path in _left if path.is_relative_to(below)]
     for path in wanted:

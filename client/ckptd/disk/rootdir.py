@@ -19,7 +19,7 @@ from ckptd.disk import durable
 from ckptd.disk.daemon_record import DaemonRecord, own_start, process_started
 from ckptd.disk.root_id import read_id, read_or_make_id
 from ckptd.disk.slot_folder import slot_folder_name
-from ckptd.errors import BadRoot
+from ckptd.errors import NO_SPACE, BadRoot, CkptdError, NoSpace
 from ckptd.names import SERVICE_DIR, check_run_name
 
 __all__ = ["DaemonRecord", "Root", "own_start", "private_dir", "process_started"]
@@ -50,6 +50,7 @@ class Root:
 
         Raises:
             BadRoot: A file, missing (and not create), not writable, owned by another user.
+            NoSpace: The disk or the quota is full.
         """
         resolved = _checked_root(Path(path), create=create, writing=True)
         service = resolved / SERVICE_DIR
@@ -57,12 +58,7 @@ class Root:
             _make_service_dir(service)
             return cls(resolved, read_or_make_id(resolved, service, _shm_parent()))
         except OSError as error:
-            raise BadRoot(
-                "the root can't be written to",
-                where=str(resolved),
-                seen=str(error),
-                todo="pick another folder",
-            ) from error
+            raise _unusable("the root can't be written to", resolved, error) from error
 
     @classmethod
     def for_reading(cls, path: str | os.PathLike[str]) -> Root:
@@ -145,6 +141,7 @@ def private_dir(path: Path) -> Path:
 
     Raises:
         BadRoot: It is not, or can't be made.
+        NoSpace: It can't be made, for want of space.
     """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -152,7 +149,7 @@ def private_dir(path: Path) -> Path:
             path.mkdir(mode=0o700)
         found = os.lstat(path)
     except OSError as error:
-        raise BadRoot("can't make a private folder", where=str(path), seen=str(error)) from error
+        raise _unusable("can't make a private folder", path, error) from error
     if problem := _not_private(found):
         raise BadRoot(
             "not a private folder", where=str(path), seen=problem, wanted="a folder of ours with mode 0700",
@@ -202,7 +199,7 @@ def _checked_root(path: Path, *, create: bool, writing: bool) -> Path:
     except (FileExistsError, NotADirectoryError) as error:
         raise BadRoot("a file, not a folder", where=where, todo="pick another path") from error
     except OSError as error:
-        raise BadRoot("the root can't be used", where=where, seen=str(error)) from error
+        raise _unusable("the root can't be used", where, error) from error
     if not stat.S_ISDIR(found.st_mode):
         raise BadRoot("a file, not a folder", where=where, todo="pick another path")
     if writing and found.st_uid != os.geteuid() and os.geteuid() != 0:
@@ -217,6 +214,18 @@ def _checked_root(path: Path, *, create: bool, writing: bool) -> Path:
             "the root can't be written to", where=where, todo="check its permissions, or pick another folder"
         )
     return path.resolve()
+
+
+def _unusable(what: str, where: str | Path, error: OSError) -> CkptdError:
+    """A folder that we need can't be had: for want of space, which passes, or for good."""
+    if error.errno in NO_SPACE:
+        return NoSpace(
+            what, where=str(where), seen=str(error), todo="free some space, or pick another folder"
+        )
+    return BadRoot(
+        what, where=str(where), seen=str(error),
+        todo="check the disk and how it is mounted, or pick another folder",
+    )  # fmt: skip
 
 
 def _check_spelling(path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 
 from ckptd.disk.crew import do_all, in_one_step
 from ckptd.disk.entry import read_failed
-from ckptd.disk.folder_files import open_file, open_folder, read_small_file
+from ckptd.disk.folder_files import close_all, open_file, open_folder, read_small_file
 from ckptd.disk.index_files import IndexedFile, files_of
 from ckptd.disk.medium import How, hashing
 from ckptd.disk.priority import Urgency
@@ -225,8 +225,7 @@ class _Check:
                 if self._open(folder, file.path, opened):
                     self._take(self._do([self._hash(opened, file)]))
         finally:
-            for fd in opened.values():
-                os.close(fd)
+            close_all(opened.values())
 
     def _open(self, folder: int, name: str, opened: dict[str, int]) -> bool:
         """Add a descriptor to opened, or say why there is none."""

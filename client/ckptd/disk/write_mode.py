@@ -9,7 +9,6 @@ Whatever the mode, the file's bytes are the same and every file is synced: none 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import fcntl
@@ -20,6 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from ckptd.disk.own_leftovers import unlink_quietly
 from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.names import work_folder
 
@@ -135,8 +135,7 @@ def _try_out(folder: Path) -> tuple[Mode, str]:
         return "early", reason
     finally:
         os.close(fd)
-        with contextlib.suppress(OSError):
-            path.unlink()
+        unlink_quietly(path)
 
 
 def _same_after_direct(fd: int) -> bool:

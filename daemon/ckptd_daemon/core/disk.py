@@ -188,16 +188,22 @@ class Disk:
         return Judged(verdict=verdict, removed=removed, summary=catalogue.summary())
 
     def keep_up(self, run: str) -> int:
-        """Do for the run what is owed to it: retention, and its index, a cache; returns how many were removed."""
+        """Do for the run what is owed to it: retention, and its index, a cache; returns how many were removed.
+
+        What can't be done now is done later: it takes nothing from what was committed or proved.
+        """
         catalogue = self._catalogue(run)
-        retention = self._upkeep.begin(run)
-        removed = catalogue.apply_retention(self._settings.policy_for(run)) if retention else []
+        retention, removed = self._upkeep.begin(run), 0
         try:
+            if retention:
+                removed = len(catalogue.apply_retention(self._settings.policy_for(run)))
             catalogue.write_index()
-        except OSError as error:
-            log.warning("index.not_written run=%s error=%s", run, error)
-        self._upkeep.end(run, catalogue.checkpoints, more=len(removed) >= MOST_AT_ONCE)
-        return len(removed)
+        except (CkptdError, OSError) as error:
+            log.warning("run.not_kept_up run=%s error=%s; tried again later", run, error)
+            self._upkeep.failed(run, retention=retention)
+            return removed
+        self._upkeep.end(run, catalogue.checkpoints, more=removed >= MOST_AT_ONCE)
+        return removed
 
     def find(self, run: str, client_id: str, number: int) -> tuple[str, int, bool] | None:
         """(name, sequence, verified) of the checkpoint that this snapshot became, or None."""

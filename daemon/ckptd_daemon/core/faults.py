@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from ckptd.disk.save_error import save_error
 from ckptd.disk.verification import Report
 from ckptd.errors import (
     CheckpointGone,
@@ -27,9 +28,12 @@ def as_ours(error: Exception) -> CkptdError:
     """The error of a failed write as a client is told it."""
     if isinstance(error, (*HOPELESS, NoSpace, SaveFailed, OutcomeUnknown)):
         return error
-    if not isinstance(error, (CkptdError, OSError, MemoryError)):
+    what = "the snapshot could not be written"
+    if isinstance(error, CkptdError):
+        return SaveFailed(what, where=error.where, seen=str(error), todo=error.todo or "see the daemon's log")
+    if not isinstance(error, (OSError, MemoryError)):
         log.error("daemon.fault", exc_info=error)
-    return SaveFailed("the snapshot could not be written", seen=str(error) or type(error).__name__)
+    return save_error(error, what)
 
 
 def fault(verdict: str, report: Report) -> CkptdError | None:

@@ -13,6 +13,7 @@ from typing import Final
 
 AT_ONCE_UP_TO: Final = 500
 _PAUSE_S_PER_CHECKPOINT: Final = 0.001
+_AFTER_A_FAILURE_S: Final = 10.0
 
 
 class Upkeep:
@@ -26,6 +27,7 @@ class Upkeep:
         self._now = now
         self._owed: dict[str, bool] = {}
         self._not_before: dict[str, float] = {}
+        self._again_at: dict[str, float] = {}
 
     def owe(self, run: str, *, retention: bool) -> bool:
         """The run's index is old now, and retention may have something to remove. Whether that is due already."""
@@ -34,11 +36,18 @@ class Upkeep:
 
     def due(self) -> list[str]:
         """The runs to which something is owed and due."""
-        return [run for run in tuple(self._owed) if self._is_due(run)]
+        runs = [run for run in tuple(self._owed) if self._is_due(run)]
+        return [run for run in runs if self._now() >= self._again_at.get(run, 0.0)]
 
     def begin(self, run: str) -> bool:
         """It is done now; whether retention is owed too."""
+        self._again_at.pop(run, None)
         return self._owed.pop(run, False)
+
+    def failed(self, run: str, *, retention: bool) -> None:
+        """It could not be done: it is owed still, and tried again with the next commit or in a while."""
+        self._owed[run] = self._owed.get(run, False) or retention
+        self._again_at[run] = self._now() + _AFTER_A_FAILURE_S
 
     def end(self, run: str, checkpoints: int, *, more: bool) -> None:
         """It was done, in a run of so many checkpoints; more: retention has left some to remove."""
