@@ -30,6 +30,7 @@ SETTINGS: Final[tuple[dict[str, Any], ...]] = (
     {}, {"slots": 1}, {"overlap": True}, {"transport": "stream"}, {"daemon": "attach"},
     {"on_busy": "skip"}, {"on_busy": "supersede"}, {"on_busy": "skip", "slots": 1},
     {"on_busy": "supersede", "overlap": True}, {"on_busy": "supersede", "transport": "stream"},
+    {"on_busy": "skip", "transport": "stream"}, {"overlap": True, "transport": "stream"},
 )  # fmt: skip
 
 
@@ -241,6 +242,9 @@ def torture_until(over: Callable[[int], bool], work: Path, seed: int, aim: float
         findings.fault(what)
     findings.tried.update(torture.blows)
     findings.doubts = [] if findings.faults else doubts_about(torture, counts)
+    findings.not_tried["an OOM kill by a memory cgroup"] = (
+        "no cgroup is made here; what it does is a SIGKILL of one process, which is tried"
+    )
     findings.numbers = {"interrupted": dict(torture.hits), **counts}
     return findings
 
