@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -476,3 +477,19 @@ def test_what_a_torn_restore_raises_can_be_pickled_as_any_error() -> None:
     error = RestoreTorn("what", where="here")
     made, arguments = error.__reduce__()[:2]
     assert str(made(*arguments)) == str(error)  # type: ignore[operator]
+
+
+def test_several_files_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [held] = saved(tmp_path, 1)
+    read, both = CheckpointReader.read_into, threading.Barrier(2)
+
+    def with_another(self: CheckpointReader, name: str, spans: Any) -> None:
+        if name.startswith("model"):
+            both.wait(30)  # broken, and with it the restore, when the other is begun only after this one
+        read(self, name, spans)
+
+    monkeypatch.setattr(CheckpointReader, "read_into", with_another)
+    state = make(9)
+    with ckptd.Client(tmp_path, daemon="off") as client:
+        client.restore(state)
+    assert same(values(state), held)

@@ -123,7 +123,8 @@ def _in_parallel(jobs: list[Callable[[], None]]) -> None:
     if not jobs:
         return
     with ThreadPoolExecutor(min(len(jobs), 2 * len(os.sched_getaffinity(0))), "ckptd-read") as pool:
-        faults = [fault for done in map(pool.submit, jobs) if (fault := done.exception()) is not None]
+        begun = [pool.submit(job) for job in jobs]  # all of them, before the first is waited for
+        faults = [fault for done in begun if (fault := done.exception()) is not None]
     for fault in sorted(faults, key=lambda fault: not isinstance(fault, CkptdError)):
         raise fault
 
