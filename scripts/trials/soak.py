@@ -29,7 +29,7 @@ _KEEP_LAST: Final = 3
 _SAMPLE_EVERY_S: Final = 0.5
 _MIB: Final = 1024 * 1024
 #: Quantity → by how much it may be higher at the end: in its own unit, and as a share of what it was.
-_ALLOWED: Final = {"descriptors": (1.0, 0.0), "threads": (0.0, 0.0), "memory": (3.0 * _MIB, 0.02), "files": (4.0, 0.0),
+_ALLOWED: Final = {"descriptors": (1.0, 0.0), "threads": (0.0, 0.0), "memory": (3.0 * _MIB, 0.02), "files": (4.0, 0.0), "mapped": (0.0, 1.0),
                    "bytes": (0.0, 0.05)}  # fmt: skip
 
 
@@ -104,7 +104,7 @@ class Soak:
         pids |= {"daemon": record.pid if record is not None else None, "verifier": self.daemon.verifier()}
         for who, pid in pids.items():
             if pid is not None:
-                with suppress(OSError):
+                with suppress(OSError, KeyError):  # it has just ended
                     for what, value in _of_process(pid).items():
                         self.samples[f"{what} of {who}"].append(value)
         slots = [path for path in Path(os.environ["CKPTD_SHM_DIR"]).rglob("*") if path.is_file()]
@@ -153,15 +153,15 @@ _MAY_BE_MISSED: Final = "NothingThere"
 
 
 def _of_process(pid: int) -> dict[str, float]:
-    """PSS counts what is shared by the share; where the kernel doesn't say, RSS does."""
+    """Memory is what is its own: shared pages of libraries come and go with others. Slots and streams are mapped."""
     proc = Path(f"/proc/{pid}")
-    try:
-        lines = (proc / "smaps_rollup").read_text().splitlines()
-        memory = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    except (OSError, StopIteration):
-        memory = int((proc / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    fields = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines() if ":" in line)
+    kib = {name: int(fields[name].split()[0]) for name in ("RssAnon", "RssShmem")}
     threads, descriptors = len(os.listdir(proc / "task")), len(os.listdir(proc / "fd"))
-    return {"descriptors": descriptors, "threads": threads, "memory": memory}
+    return {
+        "descriptors": descriptors, "threads": threads, "memory": kib["RssAnon"] * 1024.0,
+        "mapped": kib["RssShmem"] * 1024.0,
+    }  # fmt: skip
 
 
 def _trend(what: str, values: list[float]) -> Trend | None:
