@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,13 @@ def test_a_log_that_was_removed_is_begun_again(tmp_path: Path) -> None:
         path.unlink()
         log.info("second")
     assert "second" in path.read_text()
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_logs_place_keeps_nobody_from_leaving(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "daemon.log")
+    with Logs(tmp_path / "daemon.log", to_stdout=False):
+        log.warning("nobody reads this")
 
 
 def test_the_librarys_log_lines_do_not_print_by_themselves_in_a_trainer() -> None:

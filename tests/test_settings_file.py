@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,14 @@ LOSS = RetentionPolicy(keep_last=3, keep_best=2, monitor="val_loss", mode="min")
 def test_no_file_means_the_defaults(tmp_path: Path) -> None:
     assert read_settings(tmp_path) == Settings()
     assert Settings().policy_for("any") == RetentionPolicy()
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_its_place_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    settings_path(tmp_path).parent.mkdir()
+    os.mkfifo(settings_path(tmp_path))
+    with pytest.raises(InvalidArgument, match=r"ckptd\.toml: not a regular file"):
+        read_settings(tmp_path)
 
 
 def test_what_is_written_is_read_back_equal(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -240,6 +241,14 @@ def test_an_unknown_schema_is_refused_by_name(tmp_path: Path) -> None:
     assert isinstance(caught.value, ValueError)
     with pytest.raises(UnknownSchema, match=r"ckpt\.v9-index"):
         load_v1(write_sharded(tmp_path / "many", index={"schema": "ckpt.v9-index"}))
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ckpt.pt")
+    for path in (tmp_path, tmp_path / "ckpt.pt"):
+        with pytest.raises(CorruptCheckpoint, match="not a regular file"):
+            read_v1(path)
 
 
 def test_nothing_there_is_said_as_that(tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ def read_v1(path: str | os.PathLike[str], map_location: Any = "cpu") -> V1Checkp
 
 
 def _read_single(path: Path, map_location: Any) -> V1Checkpoint:
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise CorruptCheckpoint("not a regular file", where=str(path))
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import logging.handlers
+import os
 import queue
 import sys
 import time
@@ -81,6 +83,13 @@ class _LogFile(logging.handlers.RotatingFileHandler):
             self.stream.close()
             self.stream = None
         super().emit(record)
+
+    def _open(self) -> io.TextIOWrapper:
+        """Of a pipe that nobody reads too: to wait for a reader would keep the daemon from leaving."""
+        return open(
+            self.baseFilename, "a", encoding=self.encoding, errors=self.errors,
+            opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666),
+        )  # fmt: skip
 
 
 def _file_handler(path: Path) -> logging.Handler:

@@ -20,6 +20,8 @@ The first start with flags writes it; a later start without flags goes on with w
 
 from __future__ import annotations
 
+import os
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -78,13 +80,24 @@ def read_settings(root: Path) -> Settings:
     """
     path = settings_path(root)
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_SETTINGS_BYTES + 1)
+        with open(path, "rb", opener=_at_once) as file:
+            data = (
+                file.read(MAX_SETTINGS_BYTES + 1) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else None
+            )
     except FileNotFoundError:
         return Settings()
     except OSError as error:
         raise InvalidArgument("the settings can't be read", where=str(path), seen=str(error)) from error
+    if data is None:
+        raise InvalidArgument(
+            "not a regular file", where=str(path), todo="put the settings there, or remove it"
+        )
     return settings_from_toml(data, where=str(path))
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A descriptor; of a pipe too, for whose writer nobody would wait in vain."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def settings_from_toml(data: bytes, *, where: str) -> Settings:
