@@ -35,7 +35,7 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
     kind = draw(st.sampled_from(sorted(CLASSES)))
     shapes = LIMITS.get(kind, SHAPES)
     dtypes = st.just(torch.float32) if kind == "LBFGS" else st.sampled_from(DTYPES)
-    if kind == "Adafactor":  # its first parameter's dtype decides a group's epsilon: other orders, other values
+    if kind == "Adafactor":  # the dtype of a group's first parameter decides its epsilon: with it, the order
         dtypes = st.just(draw(dtypes))
     count = draw(st.integers(1, 5))
     return {
