@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import mmap
@@ -50,8 +51,11 @@ class Floor:
 
 
 def random_bytes(count: int) -> mmap.mmap:
-    """So many bytes on whole pages, rounded up, touched; direct writes need that."""
-    memory = mmap.mmap(-1, -(-max(count, 1) // _PAGE) * _PAGE)
+    """So many bytes on whole pages, rounded up, touched; direct writes need that. Huge ones where there are any."""
+    length = -(-max(count, 1) // _PAGE) * _PAGE
+    memory = mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
     torch.frombuffer(memory, dtype=torch.uint8).random_(0, 256)
     return memory
 
