@@ -66,13 +66,15 @@ def test_a_folder_that_another_user_made_first_is_refused_and_nothing_is_put_int
 
 
 def test_a_root_that_is_writable_for_all_is_still_its_owners_alone(public: Path) -> None:
-    root = Root.open(public / "root", create=True)
-    root.path.chmod(0o777)
+    folder = public / "root"
+    folder.mkdir()
+    folder.chmod(0o777)
 
     def open_it() -> None:
-        Root.open(public / "root", create=True)
+        Root.open(folder, create=True)
 
     assert as_another_user(open_it) == "BadRoot"
+    assert not list(folder.iterdir())
 
 
 def test_who_may_not_write_a_root_cant_lock_its_owner_out_of_it(public: Path) -> None:
