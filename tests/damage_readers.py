@@ -76,7 +76,7 @@ def _one(
     elif damaged and not (scene.is_other_runs and damaged != [""]):
         yield f"took it for whole; damaged: {damaged}"
     elif answer is not None and checked and not damaged:
-        yield from _faults_of_values(answer, scene.state(NEWEST))
+        yield from faults_of_values(answer, scene.state(NEWEST))
 
 
 def _faults_of_refusal(error: CkptdError, scene: Scene, damaged: list[str]) -> Faults:
@@ -122,7 +122,7 @@ def _faults_of_unreadable(error: CkptdError, scene: Scene) -> Faults:
         yield f"doesn't say where: {error}"
 
 
-def _faults_of_values(loaded: dict[str, Any], wanted: dict[str, Any]) -> Faults:
+def faults_of_values(loaded: dict[str, Any], wanted: dict[str, Any]) -> Faults:
     for name in loaded.keys() & wanted.keys():
         tensors = wanted[name] if isinstance(wanted[name], dict) else {}
         if not tensors and loaded[name] != wanted[name]:
@@ -137,7 +137,7 @@ def _faults_of_values(loaded: dict[str, Any], wanted: dict[str, Any]) -> Faults:
 
 def _latest(scene: Scene, unreadable: bool) -> Faults:
     found = ckptd.latest_valid(scene.root, scene.run)
-    yield from _run(scene, unreadable, found and (found.name, found.passed_over))
+    yield from faults_of_answer(scene, unreadable, found and (found.name, found.passed_over))
 
 
 def _latest_at_once(scene: Scene, unreadable: bool) -> Faults:
@@ -151,16 +151,16 @@ def _restore(scene: Scene, unreadable: bool, *, verify_first: bool = False) -> F
     state = state_of(0, scene.run)
     with ckptd.Client(scene.root, run=scene.run, daemon="off") as client:
         resumed = client.restore(state, verify_first=verify_first)
-    yield from _run(scene, unreadable, resumed and (resumed.path.name, resumed.passed_over))
+    yield from faults_of_answer(scene, unreadable, resumed and (resumed.path.name, resumed.passed_over))
     if resumed is not None:
-        yield from _faults_of_values(state, scene.state(resumed.path.name))
+        yield from faults_of_values(state, scene.state(resumed.path.name))
 
 
 def _restore_verified(scene: Scene, unreadable: bool) -> Faults:
     yield from _restore(scene, unreadable, verify_first=True)
 
 
-def _run(scene: Scene, unreadable: bool, found: Any) -> Faults:
+def faults_of_answer(scene: Scene, unreadable: bool, found: Any) -> Faults:
     wanted = next(name for name in LINE if not scene.damaged(name) and not (unreadable and name == NEWEST))
     if found is None:
         yield "a silent fresh start"
@@ -228,7 +228,7 @@ def _cli_latest(scene: Scene, unreadable: bool) -> Faults:
     elif out.count("\n") != 1:
         yield f"ckptd latest prints more than a path: {out}"
     else:
-        yield from _run(scene, unreadable, (Path(out.strip()).name, passed))
+        yield from faults_of_answer(scene, unreadable, (Path(out.strip()).name, passed))
 
 
 def _cli_list(scene: Scene, _unreadable: bool) -> Faults:

@@ -113,13 +113,18 @@ class Scene:
         run: The run that was damaged.
         place: What was damaged, relative to the root.
         committed: As make_root returned it.
+        origin: The run it is a copy of, if it has another name.
     """
 
     root: Path
     run: str
     place: str
     committed: dict[str, dict[str, bytes]] = field(repr=False)
+    origin: str = ""
     _seen: dict[str, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.origin = self.origin or self.run
 
     def look(self) -> None:
         """Compare all bytes now, for readers that may not."""
@@ -172,7 +177,7 @@ class Scene:
 
     def state(self, name: str) -> dict[str, Any]:
         step = int(name.partition(".")[0][5:])
-        return state_of(step, self.run, again=name == LINE[1])
+        return state_of(step, self.origin, again=name == LINE[1])
 
 
 def _run_id(index: Path) -> bytes:

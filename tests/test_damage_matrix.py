@@ -12,7 +12,10 @@ import pytest
 import ckptd
 from ckptd.errors import CorruptCheckpoint
 from ckptd_daemon.cli.main import main
+from ckptd_places import places
 from damage_scene import NEWEST, bound_by_rights
+
+__all__ = ["places"]
 
 TRIALS = str(Path(__file__).parent.parent / "scripts" / "trials")
 
@@ -60,6 +63,21 @@ def test_a_whole_checkpoint_under_the_name_of_another_step_is_not_loaded(damage:
         ),
     ):
         ckptd.load(scene.newest)
+
+
+@pytest.mark.slow
+def test_a_daemons_verifier_finds_it_by_itself_and_moves_only_what_is_its_own(
+    damage: Any, places: Path
+) -> None:
+    from damage_scrub import scrub
+
+    cells = [
+        damage.Cell("sharded", "model shard", "a bit"), damage.Cell("sharded", "optimizer shard", "swapped"),
+        damage.Cell("sharded", "index.json", "a hash missing"), damage.Cell("single", "ckpt.pt", "that of the step before"),
+        damage.Cell("sharded", "index.json", "that of another run"), damage.Cell("single", "tensors.json", "gone"),
+        damage.Cell("sharded", "meta.pt", "something beside it"), damage.Cell("sharded", "folder", "a file in its place"),
+    ]  # fmt: skip
+    assert scrub(places.parent, cells, 3) == {}
 
 
 def test_an_error_names_the_newest_valid_one_before_it(damage: Any, matrix: Any) -> None:

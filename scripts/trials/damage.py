@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from part import Deadline, Findings, Part
 import damage_kinds
 import damage_readers
 import damage_scene
+import damage_scrub
 
 
 class Cell(NamedTuple):
@@ -106,6 +108,14 @@ def run(minutes: float, seed: int, folder: Path) -> Findings:
             for reader in damage_readers.READERS:
                 if scene is not None and reader.startswith("restore"):  # its lock and birth change the root
                     _take(found, cell, reader, seed, matrix.faults(cell, reader, seed) or [])
+        beside = folder / f"scrub-{seed}"
+        beside.mkdir()
+        asked = [cell for cell in cells() if cell.kind != "no rights"]
+        for words, faults in damage_scrub.scrub(beside, asked, seed).items():
+            for fault in faults:
+                found.fault(f"the verifier: {words}: {fault}", f"seed {seed}")
+        found.tried["the verifier beside a daemon"] += len(asked)
+        shutil.rmtree(beside)
         seed += 1
         if deadline.over():
             return found
