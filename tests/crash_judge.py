@@ -1,46 +1,69 @@
-"""Whether what a crash left keeps the promises: asked from disk alone, then of a real recovery, then of a next save."""
+"""Whether what a crash left keeps the promises that were made before it."""
 
 from __future__ import annotations
 
-import os
-import shutil
+import functools
+import hashlib
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import pytest
-
-from ckptd.disk.series import latest_valid, read_series
-from ckptd.errors import CkptdError
-from ckptd.names import DECISIONS_DIR, INDEX_FILE
+from ckptd.names import DECISIONS_DIR, INDEX_FILE, TABLE_FILE
+from crash_daemon import Acked, Daemon, Sealed
+from crash_recorder import Recorder
+from crash_seen import RUN_PATH, Eye, Seen, folders, indexes
 from crash_states import State
-from crash_stories import RUN, Acked, Daemon, files_in, root_in
-from crash_trace import Mark, Recorder
+from crash_trace import Mark, Tree
 
 
 @dataclass
 class Told:
-    """What was promised before the crash."""
+    """What was promised before the crash.
+
+    Attributes:
+        acked: By sequence.
+        begun: Sequences under way.
+        may_go, gone: Sequences that retention may remove; that it has said it removed.
+        condemned: Sequences that are about to be damaged.
+        sealed: Snapshots in shared memory.
+        files: Path → what it was said to hold; and what it may hold as well since.
+    """
 
     acked: dict[int, Acked] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
     may_go: set[int] = field(default_factory=set)
+    gone: set[int] = field(default_factory=set)
     condemned: set[int] = field(default_factory=set)
+    sealed: list[Sealed] = field(default_factory=list)
+    files: dict[str, list[bytes | None]] = field(default_factory=dict)
 
     @classmethod
     def by(cls, marks: tuple[Mark, ...]) -> Told:
         told = cls()
         for mark in marks:
-            if mark.what == "acked":
-                told.acked[mark.about.sequence] = mark.about
-            elif mark.what == "begun":
-                told.begun.add(mark.about)
-            elif mark.what == "may go":
-                told.may_go |= mark.about
-            elif mark.what == "condemned":
-                told.condemned.add(mark.about)
+            told._hear(mark)
         return told
+
+    def _hear(self, mark: Mark) -> None:
+        match mark.what:
+            case "acked":
+                self.acked[mark.about.sequence] = mark.about
+            case "begun":
+                self.begun.add(mark.about)
+            case "may go":
+                self.may_go |= mark.about
+            case "gone":
+                self.gone |= mark.about
+            case "condemned":
+                self.condemned.add(mark.about)
+            case "sealed":
+                self.sealed.append(mark.about)
+            case "file begun":
+                path, content = mark.about
+                self.files.setdefault(path, [None]).append(content)
+            case "file":
+                path, content = mark.about
+                self.files[path] = [content]
 
     @property
     def head(self) -> Acked | None:
@@ -57,127 +80,108 @@ class Told:
         newest = self.head.sequence if self.head is not None else None
         return {newest} | {sequence for sequence in self.begun if sequence > (newest or 0)}
 
-    def ancestors(self, of: Acked) -> set[int]:
-        found = set()
-        parent = of.parent
+    def ancestors(self, of: Acked | None) -> set[int | None]:
+        found: set[int | None] = set()
+        parent = of.parent if of is not None else None
         while parent is not None:
             found.add(parent)
             parent = self.acked[parent].parent
         return found
 
 
-@contextmanager
-def without_waiting() -> Iterator[None]:
-    """What is judged is there already: its syncs may be skipped."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _fd: None)
-        yield
+def faults(state: State, eye: Eye) -> list[str]:
+    """What is wrong with a state; nothing if every promise is kept."""
+    seen, told = eye.look(state), Told.by(state.told)
+    if isinstance(seen, str):
+        return [seen]
+    return [*_from_disk(told, state, seen), *_after_recovery(told, state, seen)]
 
 
-def lay_out(state: State, folder: Path) -> None:
-    """Make folder hold the state, and nothing else."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    for path in sorted(state.tree):
-        content = state.tree[path]
-        if content is None:
-            (folder / path).mkdir()
-        else:
-            (folder / path).write_bytes(content)
-
-
-def faults(state: State, folder: Path) -> list[str]:
-    """What is wrong with a state; nothing if every promise is kept. Uses folder as it likes."""
-    lay_out(state, folder)
-    told = Told.by(state.told)
-    found: list[str] = []
-    try:
-        with without_waiting():
-            found.extend(_from_disk(told, folder))
-            found.extend(_after_recovery(told, folder))
-    except (CkptdError, OSError, AssertionError) as error:
-        found.append(f"{type(error).__name__}: {error}")
-    return found
-
-
-def recover(_recorder: Recorder, folder: Path) -> None:
+def recover(recorder: Recorder, folder: object) -> None:
     """A start of the daemon, as a story."""
-    with Daemon(Recorder(folder), folder):
+    with Daemon(recorder, folder):  # type: ignore[arg-type]
         pass
 
 
-def _from_disk(told: Told, folder: Path) -> Iterator[str]:
-    root = root_in(folder)
-    yield from _answer(told, root, "from disk")
-    yield from _acknowledged(told, root / RUN)
+def _from_disk(told: Told, state: State, seen: Seen) -> Iterator[str]:
+    if seen.latest not in told.right:
+        yield f"from disk, latest is {seen.latest}, not {sorted(told.right, key=str)}"
+    yield from _checkpoints(told, state.tree)
+    yield from _files(told, state.tree)
     head = told.head
-    if head is not None and head.sequence - 1 != (head.parent or 0) and told.right == {head.sequence}:
-        yield from _fall_back(told, head, root)
+    if head is not None and seen.run_id != head.run_id:
+        yield f"the run would be {seen.run_id} were each index damaged, and was {head.run_id}"
+    forked = head is not None and head.sequence == seen.latest and seen.fall_back is not None
+    if forked and seen.fall_back not in told.ancestors(head):
+        yield f"the fork was forgotten: its head is damaged, and latest is {seen.fall_back}"
 
 
-def _answer(told: Told, root: Path, when: str) -> Iterator[str]:
-    latest = latest_valid(root, RUN) if root.exists() else None
-    seen = latest.sequence if latest is not None else None
-    if seen not in told.right:
-        yield f"{when}, latest is {seen}, not {sorted(told.right, key=str)}"
-
-
-def _acknowledged(told: Told, run_dir: Path) -> Iterator[str]:
+def _checkpoints(told: Told, tree: Tree) -> Iterator[str]:
+    there = folders(tree)
     for sequence, acked in told.acked.items():
-        folder = run_dir / acked.name
-        if sequence in told.condemned or (sequence in told.may_go and not folder.exists()):
+        if sequence in told.condemned or (sequence in told.may_go and acked.name not in there):
             continue
-        if not folder.is_dir() or files_in(folder) != acked.files:
+        if sequence in told.gone:
+            yield f"{acked.name} (sequence {sequence}) is back, which was said to be removed"
+        elif tuple(sorted(there.get(acked.name, {}).items())) != acked.files:
             yield f"acknowledged {acked.name} (sequence {sequence}) isn't there as it was"
+    condemned = {told.acked[sequence].name for sequence in told.condemned if sequence in told.acked}
+    for name, files in there.items():
+        if name not in condemned and (fault := _fault(tuple(sorted(files.items())))):
+            yield f"{name} has a checkpoint's name and isn't whole: {fault}"
 
 
-def _fall_back(told: Told, head: Acked, root: Path) -> Iterator[str]:
-    """The head of a forked line is damaged: what takes its place is on its own line."""
-    with damaged(root / RUN / head.name / INDEX_FILE):
-        latest = latest_valid(root, RUN)
-    if latest is None or latest.sequence not in told.ancestors(head):
-        yield f"the fork was forgotten: its head is damaged, and latest is {latest}"
+@functools.cache
+def _fault(files: tuple[tuple[str, bytes], ...]) -> str:
+    """What the index says, against the files: with nothing of the code that is judged."""
+    held = dict(files)
+    try:
+        index = json.loads(held.pop(INDEX_FILE))
+        wanted = {shard["path"]: shard["sha256"] for shard in index["shards"]}
+        wanted[TABLE_FILE] = index["tensors_sha256"]
+        if index["meta_sha256"]:
+            wanted["meta.pt"] = index["meta_sha256"]
+    except (KeyError, ValueError) as error:
+        return f"{type(error).__name__} in its index"
+    seen = {name: hashlib.sha256(content).hexdigest() for name, content in held.items()}
+    return (
+        "" if seen == wanted else f"files {sorted(name for name in wanted if seen.get(name) != wanted[name])}"
+    )
 
 
-@contextmanager
-def damaged(file: Path) -> Iterator[None]:
-    content = file.read_bytes()
-    file.write_bytes(b"")
-    yield
-    file.write_bytes(content)
+def _files(told: Told, tree: Tree) -> Iterator[str]:
+    for path, right in told.files.items():
+        if tree.get(path) not in right:
+            yield f"{path} holds neither what it was said to hold nor what was being written: {tree.get(path)!r}"
 
 
-def _identity(told: Told, folder: Path) -> Iterator[str]:
-    """Whose the run is, is known even when its one checkpoint is damaged."""
-    if told.head is None or len(told.acked) > 1:
-        return
-    index = root_in(folder) / RUN / told.head.name / INDEX_FILE
-    if not index.exists():
-        return  # said already
-    with damaged(index), Daemon(Recorder(folder), folder) as daemon:
-        seen = daemon.catalogue.run_id
-    if seen != told.head.run_id:
-        yield f"the run is {seen} after its one checkpoint was damaged, and was {told.head.run_id}"
+def _after_recovery(told: Told, state: State, seen: Seen) -> Iterator[str]:
+    after = seen.after
+    yield from (f"after recovery: {fault}" for fault in after.wrong)
+    if after.latest not in told.right or (after.latest != seen.latest and not state.memory):
+        yield f"after recovery, latest is {after.latest}, and was {seen.latest}"
+    yield from _checkpoints(told, after.tree)
+    yield from _files(told, after.tree)
+    if after.next <= max(told.acked, default=0):
+        yield f"the next sequence is {after.next}, which was given before"
+    if lost := [path for path in _decisions(state.tree) if after.tree.get(path) != state.tree[path]]:
+        yield f"a decision is gone: {lost}"
+    yield from _sealed(told, state, after.tree)
 
 
-def _after_recovery(told: Told, folder: Path) -> Iterator[str]:
-    root = root_in(folder)
-    yield from _identity(told, folder)
-    with Daemon(Recorder(folder), folder) as daemon:
-        if left := [str(p) for p in root.rglob("*") if p.name.startswith((".tmp-", ".trash-"))]:
-            yield f"left after recovery: {left}"
-        yield from _answer(told, root, "after recovery")
-        yield from _acknowledged(told, daemon.run_dir)
-        if daemon.catalogue.highest_sequence < max(told.acked, default=0):
-            yield f"the next sequence would be {daemon.catalogue.highest_sequence + 1}, which was given before"
-        if len(list((daemon.run_dir / DECISIONS_DIR).glob("*-birth-*"))) != 1:
-            yield "not one birth"
-        saved = daemon.save(777, verify=True)
-        latest = latest_valid(root, RUN)
-        if latest is None or latest.sequence != saved.index.sequence:
-            yield f"the next save is {saved.index.sequence}, and latest is {latest}"
-        ids = {
-            entry.index.run_id for entry in read_series(daemon.root, RUN).entries if entry.index is not None
-        }
-        if len(ids) != 1:
-            yield f"checkpoints of {len(ids)} runs in one"
+def _decisions(tree: Tree) -> list[str]:
+    return [path for path in tree if path.startswith(f"{RUN_PATH}/{DECISIONS_DIR}/") and "/.tmp-" not in path]
+
+
+def _sealed(told: Told, state: State, tree: Tree) -> Iterator[str]:
+    """What was sealed when only processes died is written; nothing is written twice, or again once removed."""
+    written = [Sealed(str(i["client_id"]), int(str(i["snapshot"]))) for i in indexes(tree).values()]
+    removed = [told.acked[sequence].snapshot for sequence in told.gone]
+    going = [told.acked[sequence].snapshot for sequence in told.may_go & told.acked.keys()]
+    for sealed in told.sealed:
+        times = written.count(sealed)
+        if sealed in removed:
+            if times:
+                yield f"{sealed} is written again, after it was removed"
+        elif times > 1 or (times == 0 and state.memory and sealed not in going):
+            yield f"{sealed} is written {times} times"

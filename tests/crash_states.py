@@ -13,6 +13,7 @@ there, so they are among these, and are always tried, however many others there 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import random
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from crash_trace import ROOT, Mark, Names, Sync, Trace, Truncate, Write, apply, tree_of
+from crash_trace import ROOT, Mark, Memory, Names, Sync, Trace, Tree, Truncate, Write, apply, tree_of
 
 Bytes = Literal["durable", "all", "half", "zeros"]
 _FATES: Final[tuple[Bytes, ...]] = ("durable", "all", "half", "zeros")
@@ -33,23 +34,35 @@ class State:
     Attributes:
         cut: How many operations of the trace had been done.
         kind: "kill", "ordered" or "strict".
-        tree: Path → bytes; None for a folder.
+        tree: What is below the folder that was watched.
         told: The marks set before the crash.
+        memory: What is in shared memory: nothing after a power cut.
     """
 
     cut: int
     kind: str
-    tree: dict[str, bytes | None]
+    tree: Tree
     told: tuple[Mark, ...]
+    memory: Tree = field(default_factory=dict)
+
+    @functools.cached_property
+    def on_disk(self) -> str:
+        """One for each tree and memory."""
+        return f"{digest_of(self.tree)} {digest_of(self.memory)}"
 
     @property
     def digest(self) -> str:
-        hashed = hashlib.sha256(str(len(self.told)).encode())
-        for path in sorted(self.tree):
-            content = self.tree[path]
-            hashed.update(repr((path, None if content is None else len(content))).encode())
-            hashed.update(content or b"")
-        return hashed.hexdigest()
+        """One for each tree, memory and number of things told."""
+        return f"{len(self.told)} {self.on_disk}"
+
+
+def digest_of(tree: Tree) -> str:
+    hashed = hashlib.sha256()
+    for path in sorted(tree):
+        content = tree[path]
+        hashed.update(repr((path, None if content is None else len(content))).encode())
+        hashed.update(content or b"")
+    return hashed.hexdigest()
 
 
 @dataclass
@@ -83,11 +96,11 @@ class Disk:
 
     Args:
         trace: What is done.
-        without: Barriers that are taken out: they sync nothing.
     """
 
-    def __init__(self, trace: Trace, without: frozenset[str] = frozenset()) -> None:
-        self._trace, self._without = trace, without
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._memory: Tree = {}
         self._files: dict[int, _File] = {}
         self._names: list[Names] = []  # all changes, in order
         self._durable: set[int] = set()  # which of them are
@@ -114,9 +127,10 @@ class Disk:
             self._names.append(op)
         elif isinstance(op, Mark):
             self._told.append(op)
+        elif isinstance(op, Memory):
+            self._memory = op.tree
         elif isinstance(op, Sync):
-            if op.barrier not in self._without:
-                self._sync(op.inode)
+            self._sync(op.inode)
         else:
             self._files.setdefault(op.file, _File()).since.append(op)
 
@@ -125,6 +139,12 @@ class Disk:
             self._durable |= {at for at, names in enumerate(self._names) if names.folder == inode}
         elif inode in self._files:
             self._files[inode].sync()
+
+    def waits_for(self, inode: int) -> bool:
+        """Whether a sync of it would do anything."""
+        if inode in self._files and self._files[inode].since:
+            return True
+        return any(at not in self._durable and n.folder == inode for at, n in enumerate(self._names))
 
     def pending(self) -> tuple[list[int], list[int]]:
         """Changes of names and files that a power cut may take."""
@@ -144,7 +164,8 @@ class Disk:
                     else:
                         folders[change.folder][name] = inode
         content = {inode: file.bytes_as(fates.get(inode, "durable")) for inode, file in self._files.items()}
-        return State(cut, kind, tree_of(folders, _Missing(content)), tuple(self._told))
+        memory = self._memory if kind == "kill" else {}
+        return State(cut, kind, tree_of(folders, _Missing(content)), tuple(self._told), memory)
 
 
 class _Missing(dict[int, bytes]):
@@ -152,22 +173,20 @@ class _Missing(dict[int, bytes]):
         return b""
 
 
-def states(
-    trace: Trace, *, most: int, seed: int = 0, without: frozenset[str] = frozenset()
-) -> Iterator[State]:
+def states(trace: Trace, *, most: int, seed: int = 0, first_cut: int = 0) -> Iterator[State]:
     """Different states, every cut of the trace, kill and power cut.
 
     Args:
         trace: What was done.
         most: Power-cut states of one cut, beside those that an ordered journal leaves; where there are more, a sample.
         seed: Of the sample.
-        without: Barriers to take out.
+        first_cut: Only of this cut and later ones.
     """
-    disk, seen, dice = Disk(trace, without), set[str](), random.Random(seed)
+    disk, seen, dice = Disk(trace), set[str](), random.Random(seed)
     for cut in range(len(trace.ops) + 1):
         if cut:
             disk.step(cut - 1)
-        if cut < trace.begins:
+        if cut < max(trace.begins, first_cut):
             continue
         for state in _of_cut(disk, cut, most, dice):
             if (digest := state.digest) not in seen:
@@ -175,12 +194,22 @@ def states(
                 yield state
 
 
+def idle(trace: Trace) -> set[int]:
+    """The positions of syncs that had nothing to do: all was durable already."""
+    disk, found = Disk(trace), set[int]()
+    for at, op in enumerate(trace.ops):
+        if isinstance(op, Sync) and not disk.waits_for(op.inode):
+            found.add(at)
+        disk.step(at)
+    return found
+
+
 def _of_cut(disk: Disk, cut: int, most: int, dice: random.Random) -> Iterator[State]:
     names, files = disk.pending()
     yield disk.state(cut, "kill", frozenset(names), dict.fromkeys(files, "all"))
     for upto in range(len(names) + 1):
         for fate in ("durable", "all"):
-            yield disk.state(cut, "ordered", frozenset(names[:upto]), dict.fromkeys(files, fate))  # type: ignore[arg-type]
+            yield disk.state(cut, "ordered", frozenset(names[:upto]), dict.fromkeys(files, fate))
     if 2 ** len(names) * len(_FATES) ** len(files) <= most:
         for picked in itertools.product((False, True), repeat=len(names)):
             kept = frozenset(itertools.compress(names, picked))

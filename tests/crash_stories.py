@@ -5,146 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ckptd.disk import lock
-from ckptd.disk.commit import Committed, commit_snapshot
-from ckptd.disk.lock import RootLock
-from ckptd.disk.rootdir import Root
-from ckptd.disk.verification import check
+from ckptd.disk import durable
 from ckptd.disk.write_mode import WriteMode
 from ckptd.disk.writing import Writing
-from ckptd.names import QUARANTINE_DIR
-from ckptd.snapshot.descriptor import Descriptor, Sharding, TensorSpec
-from ckptd.snapshot.values import TensorRef
-from ckptd_daemon.core import recovery
-from ckptd_daemon.core.disk import Disk
-from ckptd_daemon.series.catalogue import Catalogue
+from ckptd.names import DECISIONS_DIR, QUARANTINE_DIR, SERVICE_DIR
+from ckptd.snapshot.slots import Slot, needed_bytes
 from ckptd_daemon.series.policy import RetentionPolicy
-from ckptd_daemon.series.settings_file import read_settings
-from crash_trace import Killed, Recorder
-
-RUN: Final = "r"
-CLIENT: Final = "c" * 32
-OTHER: Final = "d" * 32
-
-
-@dataclass(frozen=True)
-class Acked:
-    """A checkpoint that was acknowledged, and its files."""
-
-    sequence: int
-    parent: int | None
-    name: str
-    run_id: str
-    files: tuple[tuple[str, bytes], ...]
-
-
-def root_in(folder: Path) -> Path:
-    """Not made beforehand: the first save has to make the folders above durable too."""
-    return folder / "fresh" / "root"
-
-
-def files_in(folder: Path) -> tuple[tuple[str, bytes], ...]:
-    return tuple((path.name, path.read_bytes()) for path in sorted(folder.iterdir()))
-
-
-class Daemon:
-    """As the daemon opens, commits, verifies and prunes; in this process.
-
-    Args:
-        recorder: Takes the marks.
-        folder: What is watched.
-    """
-
-    def __init__(self, recorder: Recorder, folder: Path) -> None:
-        self._recorder = recorder
-        self.root = Root.open(root_in(folder), create=True)
-        self._snapshots = 0
-
-    def __enter__(self) -> Daemon:
-        self._lock = RootLock(self.root)
-        try:
-            self._lock.acquire()
-            disk = Disk(self.root, read_settings(self.root.path))
-            try:
-                recovery.open_runs(disk, recovery.runs_on_disk(self.root))
-                recovery.sweep(self.root)
-            finally:
-                disk.worker.stop()
-            self.open()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            self._lock.release()
-        except Killed:  # recorder.bury() closes what it held open
-            lock._held.discard(self._lock)
-
-    def open(self) -> None:
-        self.catalogue = Catalogue(self.root, RUN)
-        self.catalogue.open()
-        self.run_dir = self.root.run_dir(RUN)
-
-    def save(
-        self,
-        step: int,
-        *,
-        shards: int = 0,
-        base: int | None = None,
-        client: str = CLIENT,
-        verify: bool = False,
-        writing: Writing | None = None,
-    ) -> Committed:
-        """Commit and acknowledge."""
-        self._snapshots += 1
-        snapshot = _descriptor(step, self._snapshots, shards, base, client)
-        sequence = self.catalogue.highest_sequence + 1
-        position = self.catalogue.position_for(snapshot, sequence)
-        self._recorder.mark("begun", sequence)
-        data = memoryview(bytes((step + at) % 251 for at in range(128)))
-        committed = commit_snapshot(self.run_dir, snapshot, data, position, threads=1, writing=writing)
-        index = committed.index
-        self._recorder.mark(
-            "acked",
-            Acked(index.sequence, index.parent, committed.name, index.run_id, files_in(committed.path)),
-        )
-        self.catalogue.added(committed)
-        if verify:
-            self.verify(committed.name)
-        return committed
-
-    def verify(self, name: str) -> str:
-        verdict = self.catalogue.apply_report(check(self.run_dir / name))
-        self.catalogue.write_index()
-        return verdict
-
-    def prune(self, keep_last: int, going: set[int]) -> None:
-        """Retention, which may take these sequences and no other."""
-        self._recorder.mark("may go", frozenset(going))
-        removed = self.catalogue.apply_retention(RetentionPolicy(keep_last=keep_last))
-        assert {one.sequence for one in removed} == going, removed
-        self.catalogue.write_index()
-
-
-def _descriptor(step: int, snapshot: int, shards: int, base: int | None, client: str) -> Descriptor:
-    tensors = tuple(
-        TensorSpec(
-            path=("model", name), dtype="float32", itemsize=4, shape=(16,), stride=None, offset=at * 64, nbytes=64
-        )
-        for at, name in enumerate("wb")
-    )  # fmt: skip
-    return Descriptor(
-        run=RUN, client_id=client, snapshot=snapshot, step=step, saved_at=1.0, run_seconds=float(step),
-        base_sequence=base, base_snapshot=0, metrics={}, versions={"ckptd": "0"},
-        state={"model": {"w": TensorRef(0), "b": TensorRef(1)}, "train": {"step": step}}, tensors=tensors,
-        data_bytes=128, sharding=Sharding(shards=shards) if shards else Sharding(),
-    )  # fmt: skip
+from ckptd_daemon.series.settings_file import SETTINGS_FILE, Settings, settings_to_toml, write_settings
+from crash_daemon import CLIENT, OTHER, RUN, Daemon, root_in
+from crash_recorder import Killed, Recorder
 
 
 def first_save(recorder: Recorder, folder: Path) -> None:
@@ -248,10 +120,78 @@ def _two_processes(recorder: Recorder, folder: Path) -> None:
     first_save(recorder, folder)
 
 
+def adoption(recorder: Recorder, folder: Path) -> None:
+    """A daemon dies beside two sealed slots of clients that die too; the next start writes both, then goes on."""
+    with Daemon(recorder, folder) as daemon:
+        daemon.save(10, verify=True)
+        daemon.seal(20)
+        daemon.seal(30, client=OTHER)
+    with Daemon(recorder, folder) as daemon:
+        for name in daemon.catalogue.unverified():
+            daemon.verify(name)
+        daemon.prune(1, {1, 2})
+
+
+def a_slot(recorder: Recorder, folder: Path) -> None:
+    """As the daemon writes a snapshot: its slot is free before the acknowledgement, and can be filled again."""
+    with Daemon(recorder, folder) as daemon:
+        slot = daemon.slot()
+        for step in (10, 20):
+            daemon.write(slot, step)
+        for name in daemon.catalogue.unverified():
+            daemon.verify(name)
+        daemon.prune(1, {1})
+        slot.close()
+
+
+def a_stream(recorder: Recorder, folder: Path) -> None:
+    """What was streamed lies in the daemon's own memory: a kill takes it, unless it was acknowledged."""
+    with Daemon(recorder, folder) as daemon:
+        slot = Slot.anonymous("stream", needed_bytes(128, 8192), client_id=CLIENT, run=RUN)
+        for step in (10, 20):
+            daemon.write(slot, step, survives=False)
+        slot.close()
+
+
+def a_warm_start(recorder: Recorder, folder: Path) -> None:
+    """A client that restored from elsewhere begins a line from nothing: no fall-back leads to what was before."""
+    with Daemon(recorder, folder) as daemon:
+        daemon.save(10, verify=True)
+        daemon.save(5, client=OTHER, begins_line=True, verify=True)
+        daemon.save(6, client=OTHER, verify=True)
+        daemon.prune(2, {1})
+
+
+def policies(recorder: Recorder, folder: Path) -> None:
+    """What a user has set stays set; the file is never half there."""
+    with Daemon(recorder, folder) as daemon:
+        for keep in (3, 7):
+            settings = Settings(policy=RetentionPolicy(keep_last=keep))
+            told = (f"fresh/root/{SERVICE_DIR}/{SETTINGS_FILE}", settings_to_toml(settings))
+            recorder.mark("file begun", told)
+            write_settings(daemon.root.path, settings)
+            recorder.mark("file", told)
+        daemon.save(10)
+
+
+def a_decision_of_a_later_version(recorder: Recorder, folder: Path) -> None:
+    """A pin, say, that this version can't read: it stays, and nothing is removed."""
+    with Daemon(recorder, folder) as daemon:
+        for step in (10, 20):
+            daemon.save(step, verify=True)
+        path = daemon.run_dir / DECISIONS_DIR / "000000000002-pin-0123abcd.json"
+        durable.replace_file(path, [b'{"kind": "pin"}'])
+        recorder.mark("file", (str(path.relative_to(folder)), b'{"kind": "pin"}'))
+        daemon.prune(1, set())
+        daemon.save(30, verify=True)
+        daemon.prune(1, set())
+
+
 STORIES: Final[dict[str, Callable[[Recorder, Path], None]]] = {
     story.__name__: story
     for story in (
         first_save, three_saves_in_shards, saves_in_the_mode_of_large_files, the_same_step_again, retention,
-        a_rewind, quarantine, a_lost_index, killed_with_its_first_folder, killed_with_its_birth,
+        a_rewind, a_warm_start, quarantine, a_lost_index, policies, a_decision_of_a_later_version, a_slot, a_stream,
+        adoption, killed_with_its_first_folder, killed_with_its_birth,
     )
 }  # fmt: skip

@@ -1,21 +1,14 @@
-"""A recorder of everything that is done to the files below a folder: what a power cut may then take back.
-
-It stands in for the functions of `os` that change files, in this process, and keeps a tree of its own beside
-the real one; that the two agree at the end shows that nothing went past it.
-"""
+"""What was done to the files below a folder, in order: what a power cut may then take back."""
 
 from __future__ import annotations
 
 import os
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import pytest
+Tree: TypeAlias = dict[str, bytes | None]  #: path → bytes; None for a folder
 
 ROOT: Final = 0  #: the inode of the folder that is watched
 
@@ -73,7 +66,18 @@ class Mark:
     about: Any = None
 
 
-Op: TypeAlias = Names | Write | Truncate | Sync | Mark
+@dataclass(frozen=True)
+class Memory:
+    """What lies in shared memory now: a kill leaves it, a power cut doesn't.
+
+    Attributes:
+        tree: Path → bytes; None for a folder.
+    """
+
+    tree: Tree
+
+
+Op: TypeAlias = Names | Write | Truncate | Sync | Mark | Memory
 
 
 @dataclass
@@ -84,248 +88,30 @@ class Trace:
         ops: Everything.
         folders: The inodes that are folders.
         begins: How many of the operations are marks of what was told before.
-        before: Path → bytes of the files that were there, durable, when the recording began; None is a folder.
+        before: What was there, durable, when the recording began.
     """
 
     ops: list[Op] = field(default_factory=list)
     folders: set[int] = field(default_factory=lambda: {ROOT})
     begins: int = 0
-    before: dict[str, bytes | None] = field(default_factory=dict)
+    before: Tree = field(default_factory=dict)
 
-    def barriers(self) -> list[str]:
-        """Those of ours, not of the story itself."""
-        return sorted({op.barrier for op in self.ops if isinstance(op, Sync)} - {""})
+    def syncs(self) -> dict[int, str]:
+        """Position → barrier of each sync of ours, not of the story itself."""
+        return {at: op.barrier for at, op in enumerate(self.ops) if isinstance(op, Sync) and op.barrier != ""}
 
+    def without(self, positions: Collection[int]) -> Trace:
+        """The same, had these operations not been done."""
+        return replace(self, ops=[op for at, op in enumerate(self.ops) if at not in positions])
 
-@dataclass
-class _Open:
-    inode: int
-    offset: int = 0
-
-
-class Killed(BaseException):
-    """What a SIGKILL is to the code: nothing that it would do after it happens."""
-
-
-class Recorder:
-    """Watches one folder.
-
-    Attributes:
-        dies_at: After so many operations everything raises Killed; None for never.
-        dies_after: So it does once a name with this in it was given.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.trace = Trace()
-        self.dies_at: int | None = None
-        self.dies_after = ""
-        self._dead = False
-        self._base = str(folder.resolve())
-        self._lock = threading.RLock()
-        self._names: dict[int, dict[str, int]] = {ROOT: {}}
-        self._bytes: dict[int, bytearray] = {}
-        self._fds: dict[int, _Open] = {}
-        self._next = 1
-        self._real = {name: getattr(os, name) for name in _WATCHED}
-        self._take_over(folder, ROOT, "")
-
-    def mark(self, what: str, about: Any = None) -> None:
-        with self._lock:
-            self.trace.ops.append(Mark(what, about))
-
-    def bury(self) -> None:
-        """What the kernel does for a process that was killed; the next one lives."""
-        self.dies_at, self.dies_after, self._dead = None, "", False
-        for fd in list(self._fds):
-            with suppress(OSError):
-                self._real["close"](fd)
-        self._fds.clear()
-
-    def tree(self) -> dict[str, bytes | None]:
-        """Path → bytes, None for a folder, as the recorder has seen it."""
-        return tree_of(self._names, self._bytes)
-
-    @contextmanager
-    def recording(self) -> Iterator[Recorder]:
-        with pytest.MonkeyPatch.context() as patch:
-            for name in _WATCHED:
-                patch.setattr(os, name, getattr(self, f"_{name}"))
-            yield self
-
-    def _take_over(self, folder: Path, inode: int, below: str) -> None:
-        for path in sorted(folder.iterdir()):
-            name = f"{below}{path.name}"
-            new = self._new(path.is_dir())
-            self._names[inode][path.name] = new
-            if path.is_dir():
-                self.trace.before[name] = None
-                self._take_over(path, new, f"{name}/")
-            else:
-                self.trace.before[name] = path.read_bytes()
-                self._bytes[new] = bytearray(path.read_bytes())
-
-    def _new(self, folder: bool) -> int:
-        inode, self._next = self._next, self._next + 1
-        if folder:
-            self._names[inode] = {}
-            self.trace.folders.add(inode)
-        else:
-            self._bytes[inode] = bytearray()
-        return inode
-
-    def _live(self) -> None:
-        if self._dead or (self.dies_at is not None and len(self.trace.ops) >= self.dies_at):
-            raise Killed
-
-    def _place(self, path: Any, dir_fd: int | None) -> tuple[int, str] | None:
-        """(folder, name) of a path below the watched folder; name "" is the folder itself."""
-        text = os.fsdecode(path)
-        if dir_fd is not None and not os.path.isabs(text):
-            if dir_fd not in self._fds:
-                return None
-            at, parts = self._fds[dir_fd].inode, text.split("/")
-        else:
-            whole = os.path.normpath(os.path.join(self._real["getcwd"](), text))
-            if whole == self._base:
-                return ROOT, ""
-            if not whole.startswith(self._base + "/"):
-                return None
-            at, parts = ROOT, whole[len(self._base) + 1 :].split("/")
-        for part in parts[:-1]:
-            at = self._names[at][part]
-        return at, parts[-1]
-
-    def _note(self, *ops: Op) -> None:
-        for op in ops:
-            self.trace.ops.append(op)
-            if isinstance(op, Names):
-                for name, inode in op.changes:
-                    if inode is None:
-                        self._names[op.folder].pop(name)
-                    else:
-                        self._names[op.folder][name] = inode
-                        self._dead |= bool(self.dies_after) and self.dies_after in name
-            elif isinstance(op, (Write, Truncate)):
-                apply(self._bytes[op.file], op)
-
-    # --- the functions of os ---------------------------------------------------------------------
-
-    def _getcwd(self) -> str:
-        return str(self._real["getcwd"]())
-
-    def _open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        self._live()
-        with self._lock:
-            fd: int = self._real["open"](path, flags, mode, dir_fd=dir_fd)
-            self._fds.pop(fd, None)
-            place = self._place(path, dir_fd)
-            if place is None:
-                return fd
-            folder, name = place
-            if not name:
-                self._fds[fd] = _Open(ROOT)
-                return fd
-            if name not in self._names[folder]:
-                self._note(Names(folder, ((name, self._new(False)),)))
-            inode = self._names[folder][name]
-            self._fds[fd] = _Open(inode)
-            if flags & os.O_TRUNC:
-                self._note(Truncate(inode, 0))
-            return fd
-
-    def _close(self, fd: int) -> None:
-        with self._lock:
-            self._fds.pop(fd, None)
-            self._real["close"](fd)
-
-    def _write(self, fd: int, data: Any) -> int:
-        self._live()
-        done: int = self._real["write"](fd, data)
-        with self._lock:
-            if (of := self._fds.get(fd)) is not None:
-                self._note(Write(of.inode, of.offset, bytes(data[:done])))
-                of.offset += done
-        return done
-
-    def _pwrite(self, fd: int, data: Any, offset: int) -> int:
-        self._live()
-        done: int = self._real["pwrite"](fd, data, offset)
-        with self._lock:
-            if (of := self._fds.get(fd)) is not None:
-                self._note(Write(of.inode, offset, bytes(data[:done])))
-        return done
-
-    def _pwritev(self, fd: int, buffers: Any, offset: int) -> int:
-        self._live()
-        done: int = self._real["pwritev"](fd, buffers, offset)
-        with self._lock:
-            if (of := self._fds.get(fd)) is not None:
-                self._note(Write(of.inode, offset, b"".join(buffers)[:done]))
-        return done
-
-    def _ftruncate(self, fd: int, size: int) -> None:
-        self._live()
-        self._real["ftruncate"](fd, size)
-        with self._lock:
-            if (of := self._fds.get(fd)) is not None:
-                self._note(Truncate(of.inode, size))
-
-    def _fsync(self, fd: int) -> None:
-        self._live()
-        self._real["fsync"](fd)
-        with self._lock:
-            if (of := self._fds.get(fd)) is not None:
-                self._note(Sync(of.inode, _barrier()))
-
-    def _mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-        self._live()
-        with self._lock:
-            self._real["mkdir"](path, mode, dir_fd=dir_fd)
-            if (place := self._place(path, dir_fd)) is not None:
-                self._note(Names(place[0], ((place[1], self._new(True)),)))
-
-    def _take_away(self, how: str, path: Any, dir_fd: int | None) -> None:
-        self._live()
-        with self._lock:
-            place = self._place(path, dir_fd)
-            self._real[how](path, dir_fd=dir_fd)
-            if place is not None:
-                self._note(Names(place[0], ((place[1], None),)))
-
-    def _unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
-        self._take_away("unlink", path, dir_fd)
-
-    def _remove(self, path: Any, *, dir_fd: int | None = None) -> None:
-        self._take_away("remove", path, dir_fd)
-
-    def _rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
-        self._take_away("rmdir", path, dir_fd)
-
-    def _move(self, how: str, src: Any, dst: Any) -> None:
-        self._live()
-        with self._lock:
-            at, to = self._place(src, None), self._place(dst, None)
-            self._real[how](src, dst)
-            if at is None or to is None:
-                assert at is to is None, f"{src} → {dst} goes over the edge of what is watched"
-                return
-            inode = self._names[at[0]][at[1]]
-            if at[0] == to[0]:
-                self._note(Names(at[0], ((at[1], None), (to[1], inode))))
-            else:
-                self._note(Names(to[0], ((to[1], inode),)), Names(at[0], ((at[1], None),), moved=True))
-
-    def _rename(self, src: Any, dst: Any) -> None:
-        self._move("rename", src, dst)
-
-    def _replace(self, src: Any, dst: Any) -> None:
-        self._move("replace", src, dst)
-
-
-_WATCHED: Final = (
-    "getcwd", "open", "close", "write", "pwrite", "pwritev", "ftruncate", "fsync", "mkdir", "unlink", "remove", "rmdir",
-    "rename", "replace",
-)  # fmt: skip
+    def delayed(self, position: int) -> Trace | None:
+        """The same, had this operation been done only after the next rename; None if no rename follows."""
+        for at in range(position + 1, len(self.ops)):
+            op = self.ops[at]
+            if isinstance(op, Names) and (op.moved or len(op.changes) > 1):
+                ops = [*self.ops[:position], *self.ops[position + 1 : at + 1], self.ops[position]]
+                return replace(self, ops=[*ops, *self.ops[at + 1 :]])
+        return None
 
 
 def apply(content: bytearray, op: Write | Truncate) -> None:
@@ -338,9 +124,9 @@ def apply(content: bytearray, op: Write | Truncate) -> None:
         content[op.offset : op.offset + len(op.data)] = op.data
 
 
-def tree_of(names: dict[int, dict[str, int]], content: Any) -> dict[str, bytes | None]:
+def tree_of(names: dict[int, dict[str, int]], content: Any) -> Tree:
     """Path → bytes, None for a folder, of what is reached from the top."""
-    found: dict[str, bytes | None] = {}
+    found: Tree = {}
     todo = [("", ROOT)]
     while todo:
         path, folder = todo.pop()
@@ -354,41 +140,18 @@ def tree_of(names: dict[int, dict[str, int]], content: Any) -> dict[str, bytes |
     return found
 
 
-def tree_on_disk(folder: Path) -> dict[str, bytes | None]:
+def tree_on_disk(folder: Path) -> Tree:
     """The same of a real folder."""
-    return {
-        str(path.relative_to(folder)): None if path.is_dir() else path.read_bytes()
-        for path in folder.rglob("*")
-    }
-
-
-_SMALL: Final = frozenset({"durable._fsync", "durable._write_and_hash"})
-
-
-def _barrier() -> str:
-    """Who asked for a sync: the functions of durable.py, and the two of ours that called them."""
-    names: list[str] = []
-    callers = 0
-    frame = sys._getframe(2)
-    while frame is not None and callers < 2:
-        file = Path(frame.f_code.co_filename)
-        if {"ckptd", "ckptd_daemon"} & set(file.parts[-3:]):
-            if (name := f"{file.stem}.{frame.f_code.co_name}") not in _SMALL:
-                names.append(name)
-            callers += file.stem != "durable"
-        frame = frame.f_back  # type: ignore[assignment]
-    return " < ".join(names)
-
-
-Story: TypeAlias = Callable[[Recorder, Path], None]
-
-
-def record(story: Story, folder: Path, told: Sequence[Mark] = ()) -> Trace:
-    """The trace of a story told in a folder; what is there already counts as durable, and `told` as told before."""
-    recorder = Recorder(folder)
-    recorder.trace.ops += told
-    recorder.trace.begins = len(told)
-    with recorder.recording():
-        story(recorder, folder)
-    assert recorder.tree() == tree_on_disk(folder), "something went past the recorder"
-    return recorder.trace
+    found: Tree = {}
+    todo = [("", str(folder))]
+    while todo:
+        below, above = todo.pop()
+        for entry in os.scandir(above):
+            whole = f"{below}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                found[whole] = None
+                todo.append((f"{whole}/", entry.path))
+            else:
+                with open(entry.path, "rb", buffering=0) as file:
+                    found[whole] = file.read()
+    return found

@@ -1,11 +1,12 @@
 """What any crash may leave: thousands of states, each put to the real recovery and the real `latest_valid`.
 
 CKPTD_CRASH_STATES is the number of power-cut states tried at each point beside the ordered ones (default 4).
+`scripts/torture crash` tries far more, and each single sync instead of one of each kind.
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -13,31 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from crash_judge import faults, lay_out, recover
+from crash_barriers import REDUNDANT, STAND_INS, first_fault, without_it
+from crash_judge import recover
+from crash_place import Ground
+from crash_record import record
+from crash_recorder import Recorder
+from crash_seen import Eye
 from crash_states import State, states
 from crash_stories import STORIES, killed_before
-from crash_trace import Recorder, Trace, record
+from crash_trace import Trace
 
 MOST = int(os.environ.get("CKPTD_CRASH_STATES", "4"))
 KILLS = range(1, 44, 1 if MOST > 4 else 6)
 
-UP = "durable.fsync_dir < durable.sync_upwards < "
-ROOT_OPENED = f"{UP}rootdir._make_service_dir < rootdir.open"
-RUN_MADE = f"{UP}durable.make_dirs < durable.make_real_dir < catalogue.open"
-DECISIONS_MADE = f"{UP}durable.make_dirs < durable.make_real_dir < decisions._write < decisions.write_birth"
 
-#: Barriers without which no state breaks a promise, and why they are there all the same.
-REDUNDANT = {
-    ROOT_OPENED: "a new run syncs as far up; but the policy is written before there is a run",
-    RUN_MADE: "the root was synced when it was opened, and is when decisions are made; neither knows of the other",
-    DECISIONS_MADE: "the first commit syncs RUN before it is acknowledged",
-    "durable.fsync_dir < durable.rename_new < quarantine.quarantine < catalogue._move_away":
-        "what comes back after a power cut fails its check again; without it, a file system whose renames between two"
-        " folders aren't atomic could lose the corrupt checkpoint",
-}  # fmt: skip
-
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def memory() -> Iterator[Path]:
     """A folder in memory: thousands of states are laid out in it."""
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -45,10 +36,15 @@ def memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture
-def traced(memory: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Trace]:
-    monkeypatch.setenv("CKPTD_SHM_DIR", str(memory / "shm"))
+@pytest.fixture(scope="module")
+def eye(memory: Path) -> Eye:
+    """One for all, so that no state is looked at twice."""
+    return Eye(memory / "state", memory / "shm")
 
+
+@pytest.fixture(scope="module")
+def traced(memory: Path) -> Callable[[str], Trace]:
+    @functools.cache
     def tell(name: str) -> Trace:
         (memory / name).mkdir()
         return record(STORIES[name], memory / name)
@@ -56,88 +52,74 @@ def traced(memory: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Tra
     return tell
 
 
-def first_fault(found: Iterator[State], folder: Path) -> str:
-    """The first state that breaks a promise, in words; "" if none does."""
-    for state in found:
-        if wrong := faults(state, folder):
-            return f"cut {state.cut} ({state.kind}): {wrong[0]}; on disk: {sorted(state.tree)}"
-    return ""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("story", STORIES)
-def test_no_crash_at_any_point_breaks_a_promise(
-    story: str, traced: Callable[[str], Trace], memory: Path
-) -> None:
+def test_no_crash_at_any_point_breaks_a_promise(story: str, traced: Callable[[str], Trace], eye: Eye) -> None:
     trace = traced(story)
     found = list(states(trace, most=MOST))
     assert len(found) > 2 * len(trace.ops)  # it does look at more than the cuts
     before = len(os.listdir("/proc/self/fd"))
-    assert first_fault(iter(found), memory / "state") == ""
+    assert first_fault(found, eye) == ""
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", KILLS)
 def test_a_kill_and_a_power_cut_after_the_next_process_has_saved_lose_nothing(
-    kill: int, memory: Path
+    kill: int, memory: Path, eye: Eye
 ) -> None:
     """The next process finds folders and decisions that nobody has synced, and nothing shows it."""
-    (memory / "told").mkdir()
-    trace = record(lambda recorder, folder: killed_before(recorder, folder, kill), memory / "told")
-    assert first_fault(states(trace, most=2), memory / "state") == ""
+    (memory / f"kill-{kill}").mkdir()
+    trace = record(lambda recorder, folder: killed_before(recorder, folder, kill), memory / f"kill-{kill}")
+    assert first_fault(states(trace, most=2), eye) == ""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("story", ["retention", "a_rewind"])
-def test_a_recovery_that_crashes_itself_breaks_no_promise_either(
-    story: str, traced: Callable[[str], Trace], memory: Path
+@pytest.mark.parametrize("story", ["retention", "a_rewind", "adoption"])
+def test_a_recovery_that_crashes_itself_twice_breaks_no_promise_either(
+    story: str, traced: Callable[[str], Trace], memory: Path, eye: Eye
 ) -> None:
-    left = [state for state in states(traced(story), most=2) if _has_leftovers(state)]
+    left = [state for state in states(traced(story), most=2) if _has_work(state)]
     assert len(left) > 20
-    for state in left[:: max(1, len(left) // (4 * MOST))]:
-        folder = memory / "recovering"
-        lay_out(state, folder)
-        trace = record(recover, folder, told=state.told)
-        assert first_fault(states(trace, most=2), memory / "state") == ""
+    for state in left[:: max(1, len(left) // (2 * MOST))]:
+        again = _crashes_of_recovery(state, memory / "recovering", 1)
+        assert first_fault(again, eye) == ""
+        for second in [one for one in again if _has_work(one)][:: max(1, len(again) // 2)]:
+            assert first_fault(_crashes_of_recovery(second, memory / "recovering", 2), eye) == ""
 
 
-def _has_leftovers(state: State) -> bool:
-    return any("/.tmp-" in path or "/.trash-" in path for path in state.tree)
+def _crashes_of_recovery(state: State, folder: Path, time: int) -> list[State]:
+    """What a crash in the middle of the first or second recovery from a state leaves."""
+    memory = folder.with_name(f"{folder.name}.memory")
+    Ground(memory, folder).lay_out(state.memory)
+    Ground(folder, folder / "fresh" / "root").lay_out(state.tree)
+    return list(states(record(recover, folder, told=state.told, ids_from=10_000 * time), most=2))
+
+
+def _has_work(state: State) -> bool:
+    slots = any("/slot-" in path for path in state.memory)
+    return slots or any("/.tmp-" in path or "/.trash-" in path for path in state.tree)
 
 
 @pytest.mark.slow
-def test_every_barrier_is_needed_or_said_to_be_redundant(
-    traced: Callable[[str], Trace], memory: Path
-) -> None:
+def test_every_barrier_is_needed_or_said_to_be_redundant(traced: Callable[[str], Trace], eye: Eye) -> None:
     """With one taken out, some crash state breaks a promise: so the states and the judge do bite."""
-    missed = {}
     traces = {story: traced(story) for story in STORIES}
-    for barrier in sorted({barrier for trace in traces.values() for barrier in trace.barriers()}):
-        with_it = [trace for trace in traces.values() if barrier in trace.barriers()]
-        bites = any(
-            _bites(trace, {barrier}, memory / "state", 100 if barrier in REDUNDANT else None)
-            for trace in with_it
-        )
+    barriers = {barrier for trace in traces.values() for barrier in trace.syncs().values()}
+    missed = {}
+    for barrier in sorted(barriers):
+        most = 30 if barrier in REDUNDANT else None
+        bites = any(without_it(trace, {barrier}, eye, most=most) for trace in traces.values())
         if bites == (barrier in REDUNDANT):
             missed[barrier] = "isn't redundant" if bites else "could be taken out"
     assert missed == {}, missed
-    assert REDUNDANT.keys() <= set().union(*(trace.barriers() for trace in traces.values()))
+    assert barriers >= REDUNDANT.keys()
 
 
 def test_barriers_that_stand_in_for_one_another_are_needed_together(
-    traced: Callable[[str], Trace], memory: Path
+    traced: Callable[[str], Trace], eye: Eye
 ) -> None:
-    together = {ROOT_OPENED, RUN_MADE, DECISIONS_MADE}
-    assert _bites(traced("killed_with_its_first_folder"), together, memory / "state")
-
-
-def _bites(trace: Trace, barriers: set[str], folder: Path, most: int | None = None) -> bool:
-    """Whether a state that the trace without those barriers may leave breaks a promise."""
-    usual = {state.digest for state in states(trace, most=MOST)}
-    without = states(trace, most=MOST, without=frozenset(barriers))
-    new = itertools.islice((state for state in without if state.digest not in usual), most)
-    return first_fault(new, folder) != ""
+    assert without_it(traced("killed_with_its_first_folder"), STAND_INS, eye)
 
 
 # --- the model itself -----------------------------------------------------------------------------
