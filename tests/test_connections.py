@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from ckptd.disk.rootdir import DaemonRecord, Root
-from ckptd_daemon.core import connections
+from ckptd_daemon.core import connections, endpoint
 from ckptd_daemon.core.connections import Connections, allow_descriptors
 from daemon_parts import BareClient, DaemonProcess, Places, eventually, places_in
 
@@ -24,10 +24,10 @@ def places(tmp_path: Path) -> Iterator[Places]:
         yield made
 
 
-def connected(endpoint: str) -> socket.socket:
+def connected(address: str) -> socket.socket:
     """Somebody who connects and says nothing."""
     one = socket.socket(socket.AF_UNIX)
-    one.connect(endpoint.removeprefix("ipc://"))
+    one.connect(address.removeprefix("ipc://"))
     return one
 
 
@@ -85,6 +85,18 @@ def test_who_connects_while_few_descriptors_are_left_is_cut_off_and_the_others_s
                 eventually(lambda: is_cut(late))
             assert not is_cut(early)
         watched.close()
+
+
+def test_who_connects_and_says_nothing_is_cut_off_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "_HANDSHAKE_MS", 50)
+    bound = endpoint.Endpoint(tmp_path / "s")
+    try:
+        with connected(bound.address) as silent:
+            eventually(lambda: is_cut(silent))
+    finally:
+        bound.close()
 
 
 def test_few_are_left_when_the_lowest_free_descriptor_is_within_the_reserve() -> None:

@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import random
+import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,10 @@ import pytest
 
 from ckptd.disk.daemon_record import DaemonRecord
 from ckptd.disk.decisions import read_decisions, write_birth, write_fork
+from ckptd.disk.lock import RootLock, holder
 from ckptd.disk.rootdir import Root
 from ckptd.disk.slot_folder import record_root, recorded_ids
-from ckptd.errors import CkptdError, CorruptCheckpoint, InvalidArgument
+from ckptd.errors import BadRoot, CkptdError, CorruptCheckpoint, InvalidArgument
 from ckptd.format.plan import plan_checkpoint
 from ckptd.format.records import index_from_bytes, index_to_bytes
 from ckptd.format.strict_json import canonical
@@ -216,3 +219,40 @@ def test_what_is_no_small_file_of_ours_is_never_read(tmp_path: Path, what: str) 
             path.symlink_to("/dev/zero")
     assert DaemonRecord.read(root) is None
     assert Root.for_reading(root.path).id == ""
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    root, target = Root.open(tmp_path / "root", create=True), tmp_path / "target"
+    target.write_text("keep me")
+    (root.service_dir / "lock").symlink_to(target)
+    with pytest.raises(BadRoot):
+        RootLock(root).acquire()
+    assert target.read_text() == "keep me" and holder(root) is None
+
+
+def test_a_lock_that_is_a_pipe_keeps_nobody_waiting_who_asks_for_its_holder(tmp_path: Path) -> None:
+    root = Root.open(tmp_path / "root", create=True)
+    lock = root.service_dir / "lock"
+    os.mkfifo(lock)
+    asking = threading.Thread(target=holder, args=(root,))
+    asking.start()
+    asking.join(10.0)
+    waited = asking.is_alive()
+    os.close(os.open(lock, os.O_RDWR))  # lets it go on, if it waits
+    asking.join()
+    assert not waited
+
+
+def test_files_of_the_service_folder_are_private_whatever_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPTD_SHM_DIR", str(tmp_path / "shm"))
+    monkeypatch.setenv("CKPTD_RUNTIME_DIR", str(tmp_path / "sockets"))
+    before = os.umask(0)
+    try:
+        root = Root.open(tmp_path / "root", create=True)
+        with RootLock(root):
+            for path in (root.service_dir, root.service_dir / "lock", root.slot_dir(), root.runtime_dir()):
+                assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    finally:
+        os.umask(before)
