@@ -66,6 +66,15 @@ def test_a_whole_checkpoint_under_the_name_of_another_step_is_not_loaded(damage:
 
 
 @pytest.mark.slow
+def test_damage_beside_the_checkpoints_costs_none_and_changes_no_answer(damage: Any, matrix: Any) -> None:
+    found = {}
+    for at, (place, kind) in enumerate(damage.beside_cells()):
+        if at % 3 == 0 and (faults := matrix.faults_beside(place, kind, at)):
+            found[f"{place} / {kind}"] = faults
+    assert found == {}
+
+
+@pytest.mark.slow
 def test_a_daemons_verifier_finds_it_by_itself_and_moves_only_what_is_its_own(
     damage: Any, places: Path
 ) -> None:

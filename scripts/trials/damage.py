@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from part import Deadline, Findings, Part
 
 import damage_kinds
+import damage_of_run
 import damage_readers
 import damage_scene
 import damage_scrub
@@ -33,6 +35,11 @@ def cells() -> list[Cell]:
             kinds = damage_kinds.FOLDER_KINDS if place == "folder" else damage_kinds.FILE_KINDS
             found += [Cell(run, place, kind) for kind in (kinds | damage_kinds.ANY_KINDS)]
     return found
+
+
+def beside_cells() -> list[tuple[str, str]]:
+    """Files of the run and of the root, each with each kind of damage."""
+    return [(place, kind) for place in damage_of_run.PLACES for kind in damage_of_run.KINDS]
 
 
 def pairwise() -> list[tuple[Cell, str]]:
@@ -80,6 +87,18 @@ class Matrix:
         finally:
             damage_scene.give_rights_back(root)
 
+    def faults_beside(self, place: str, kind: str, seed: int) -> list[str] | None:
+        """What is wrong after damage to a file of the run or root; None where that can't be done."""
+        root = damage_scene.copied(self._master, self._copy)
+        damage_scene.mark_again(root, "sharded")
+        scene = damage_scene.Scene(root, "sharded", place, self._committed)
+        scene.look()
+        if not damage_of_run.damage_beside(scene, place, kind, seed):
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return [*damage_of_run.faults_beside(scene, place), *damage_of_run.faults_of_start(scene, place)]
+
     def faults(self, cell: Cell, reader: str, seed: int) -> list[str] | None:
         """What the reader says wrongly of it; None where there was nothing to read."""
         with self.scene(cell, seed) as scene:
@@ -108,6 +127,11 @@ def run(minutes: float, seed: int, folder: Path) -> Findings:
             for reader in damage_readers.READERS:
                 if scene is not None and reader.startswith("restore"):  # its lock and birth change the root
                     _take(found, cell, reader, seed, matrix.faults(cell, reader, seed) or [])
+        for place, kind in beside_cells():
+            faults = matrix.faults_beside(place, kind, seed)
+            found.tried[f"damage to {place}"] += faults is not None
+            for fault in faults or ():
+                found.fault(f"{place} / {kind}: {fault}", f"seed {seed}")
         beside = folder / f"scrub-{seed}"
         beside.mkdir()
         asked = [cell for cell in cells() if cell.kind != "no rights"]
