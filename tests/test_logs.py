@@ -46,6 +46,23 @@ def test_the_log_and_the_one_before_it_are_bounded(tmp_path: Path, monkeypatch: 
     assert "number=499" in files[0].read_text()
 
 
+def test_what_somebody_sends_can_not_begin_a_line_nor_speak_to_a_terminal(tmp_path: Path) -> None:
+    with Logs(tmp_path / "daemon.log", to_stdout=False):
+        log.info(
+            "request.refused error=%s",
+            "x\n2026-01-01T00:00:00Z INFO all.well \x1b]0;title\x07 \ud800 \u202e é",
+        )
+        try:
+            raise ValueError("inner")
+        except ValueError:
+            log.exception("daemon.fault")
+    lines = (tmp_path / "daemon.log").read_text().splitlines()
+    assert lines[0].endswith(r"error=x\n2026-01-01T00:00:00Z INFO all.well \x1b]0;title\x07 \ud800 \u202e é")
+    assert (
+        "daemon.fault" in lines[1] and lines[2].startswith("Traceback") and lines[-1] == "ValueError: inner"
+    )
+
+
 def test_a_log_that_was_removed_is_begun_again(tmp_path: Path) -> None:
     path = tmp_path / "daemon.log"
     with Logs(path, to_stdout=False) as entered:

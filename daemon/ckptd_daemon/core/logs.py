@@ -36,6 +36,7 @@ class Logs:
             handlers.append(_stdout_handler())
         records: queue.Queue[logging.LogRecord] = queue.Queue(_MOST_QUEUED)
         self._queue = logging.handlers.QueueHandler(records)
+        self._queue.setFormatter(_OneLine())
         self._listener = logging.handlers.QueueListener(records, *handlers)
         self._handlers = handlers
 
@@ -72,6 +73,19 @@ class Logs:
 
 def _settings(logger: logging.Logger) -> tuple[int, bool]:
     return logger.level, logger.propagate
+
+
+class _OneLine(logging.Formatter):
+    """What a client or a path says can't begin a line of its own, nor tell a terminal anything; tracebacks may."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        if not record.message.isprintable():
+            record.message = "".join(map(_shown, record.message))
+        return super().formatMessage(record)
+
+
+def _shown(char: str) -> str:
+    return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
