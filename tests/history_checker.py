@@ -10,7 +10,7 @@ A history is a list of events, dicts with "op", "run" and monotonic times "call"
     latest    answer, sequence, error
     listing   checkpoints: [{name, sequence, client, snapshot, identity, step}]
     final     the same with contents (identities in its tensors) and whole, once nothing is on its way any more
-    hit       identity, what: a checkpoint that was damaged or deleted by hand
+    hit       identity, what: a checkpoint that was damaged or deleted by hand; done: whether it was there until ret
     trouble   the disk failed between call and ret
 
 Identities are unique: the tensors, the metric and the log hold the same number.
@@ -37,6 +37,7 @@ class Snapshot:
         sequence: As it was told or seen; None while nothing said one.
         acked: When the first answer said that it is durable, or showed it.
         hit: When somebody began to damage or delete its checkpoint.
+        bad: From when on it certainly is damaged or gone.
         gone_from: From when on retention or another line may have removed it.
         last: The last state that its client was told.
         sealed: snapshot() returned and it no longer depended on its process.
@@ -49,6 +50,7 @@ class Snapshot:
     sequence: int | None = None
     acked: float = NEVER
     hit: float = NEVER
+    bad: float = NEVER
     gone_from: float = NEVER
     last: str = ""
     sealed: bool = False
@@ -162,6 +164,7 @@ def _learn(run: Run, event: Event) -> None:
         case "hit":
             if (one_hit := run.snapshots.get(event["identity"])) is not None:
                 one_hit.hit = min(one_hit.hit, event["call"])
+                one_hit.bad = min(one_hit.bad, event["ret"] if event["done"] else NEVER)
         case "trouble":
             run.troubles.append((event["call"], event.get("ret", NEVER)))
 
@@ -204,7 +207,11 @@ def _check_answer(run: Run, event: Event) -> None:
     what, until = event["op"], event["ret"]
     if event.get("torn"):
         run.faults.append(f"a restore of {event['answer']} brought back a mixture: {event['torn']}")
-    if event.get("wanted") is not None or event.get("staged"):
+    if event.get("staged"):
+        return
+    if event.get("answer") in run.snapshots and run.snapshots[event["answer"]].bad < event["call"]:
+        run.faults.append(f"{what} answers {event['answer']}, which had been damaged or deleted")
+    if event.get("wanted") is not None:
         return
     seen = event["sequence"] if event.get("answer") is not None else None
     for one in run.snapshots.values():

@@ -70,7 +70,7 @@ def sound(log: Log) -> None:
     log.latest(4)
     log.restored(4)
     log.saved(5, 4)
-    log.add("hit", identity=5, what="damage")
+    log.add("hit", identity=5, what="damage", done=True)
     log.latest(4)
     log.final(4, 5, whole=False)
 
@@ -188,6 +188,14 @@ def not_whole(log: Log) -> None:
     log.final(1, whole=False)
 
 
+def offered_though_damaged(log: Log) -> None:
+    log.saved(1, None)
+    log.saved(2, 1)
+    log.add("hit", identity=2, what="damage", done=True)
+    log.latest(2)
+    log.final(1)
+
+
 def mixed(log: Log) -> None:
     log.saved(1, None)
     log.restored(1, torn="[1, 2]")
@@ -216,6 +224,7 @@ def mixed(log: Log) -> None:
         (other_contents, "step-000000002 holds [1, 2], asked was 2"),
         (other_step, "step-000000001 holds step 3, asked was 1"),
         (not_whole, "isn't whole, and nobody damaged it"),
+        (offered_though_damaged, "latest answers 2, which had been damaged or deleted"),
         (mixed, "brought back a mixture"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -237,7 +246,7 @@ def test_what_may_be_gone_is_not_missed(excuse: str) -> None:
             log.saved(2, None)
         case "damage":
             log.saved(2, 1)
-            log.add("hit", identity=1, what="delete")
+            log.add("hit", identity=1, what="delete", done=True)
         case "trouble":
             log.add("trouble")
             log.snapshot(3, 1)

@@ -8,7 +8,14 @@ from typing import Final
 from part import Part
 
 #: Name → its share of the time against the others'.
-WEIGHTS: Final[dict[str, float]] = {"kill_points": 1.0, "kills": 2.0, "hostile": 0.5, "soak": 2.0}
+WEIGHTS: Final[dict[str, float]] = {
+    "kill_points": 1.0,
+    "kills": 2.0,
+    "damage": 0.5,
+    "histories": 2.0,
+    "hostile": 0.5,
+    "soak": 2.0,
+}
 
 
 def load(name: str) -> Part:

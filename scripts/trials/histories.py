@@ -1,0 +1,46 @@
+"""Histories: trainers, daemons and a disk to which random things happen, judged by a checker with a model of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from part import Deadline, Findings, Part
+
+from history_checker import check
+from history_world import World
+
+_SECONDS = 20.0
+
+
+def run(minutes: float, seed: int, folder: Path) -> Findings:
+    """One history after the other, each of its own seed, until the time is over."""
+    found, deadline = Findings(), Deadline(minutes)
+    while True:
+        here = folder / f"history-{seed}"
+        here.mkdir()
+        faults = one(here, seed, min(_SECONDS, max(5.0, deadline.left_s())), found)
+        for fault in faults:
+            found.fault(fault, f"seed {seed}, log in {here}")
+        if not faults:
+            shutil.rmtree(here)
+        seed += 1
+        if deadline.over():
+            return found
+
+
+def one(folder: Path, seed: int, seconds: float, found: Findings) -> list[str]:
+    """Live one history and judge it."""
+    with World(folder, seed) as world:
+        world.live(seconds)
+        events = world.end()
+        died = world.died()
+    found.tried += world.done
+    found.tried["snapshots"] += len({event["identity"] for event in events if event["op"] == "snapshot"})
+    found.tried["restores"] += sum(event["op"] == "restore" for event in events)
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return check(events) + [f"a trainer ended by itself: {said}" for said in died]
+
+
+PART = Part("histories", "random histories of several runs and clients, judged by a separate model", run)

@@ -1,0 +1,275 @@
+"""A history: trainers, daemons and a disk, to which random things happen, all of it logged for history_checker."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+import ckptd
+from ckptd.disk.rootdir import process_started
+from ckptd.errors import CkptdError
+from ckptd_places import daemon_of
+from fake_daemon import wait_until
+from obstructed_daemon import ObstructedDaemon, obstructed_daemon
+
+RUNS: Final = ("a", "b", "c")
+KEEP_LAST: Final = 3
+_TROUBLES: Final = (
+    ("write", "EIO"),
+    ("write", "ENOSPC"),
+    ("mkdir", "EIO"),
+    ("write", "stall"),
+    ("read", "EIO"),
+)
+
+
+class World:
+    """One root with its runs.
+
+    Args:
+        folder: For the root and the logs; empty.
+        seed: Decides what happens, not when.
+
+    Attributes:
+        done: How often each thing was done.
+    """
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.root, self._logs, self._stop = folder / "root", folder / "logs", folder / "stop"
+        self._logs.mkdir()
+        self._chance, self._seed = random.Random(seed), seed
+        self._events: list[dict[str, Any]] = []
+        self.done: Counter[str] = Counter()
+        self._started = 0
+        self._trainers: dict[int, list[str]] = {}
+        self._daemon: ObstructedDaemon | None = None
+        self._of_daemon = contextlib.ExitStack()
+        self._nursery = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("history_trainers.py")), str(self._logs)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self._trainers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._nursery.stdin is not None and self._nursery.stdout is not None:
+            self._nursery.stdin.close()
+            self._nursery.wait(60)
+            self._nursery.stdout.close()
+        self._of_daemon.close()
+        if (record := daemon_of(self.root)) is not None:
+            os.kill(record.pid, signal.SIGKILL)
+
+    # --- what happens -------------------------------------------------------------------------------
+
+    def live(self, seconds: float) -> None:
+        """Let things happen for so long."""
+        self._note("policy", time.monotonic(), RUNS, keep_last=KEEP_LAST)
+        self._start_daemon()
+        ends = time.monotonic() + seconds
+        chances = {
+            self._ask_latest: 30, self._list: 20, self._kill_trainer: 2, self._kill_daemon: 2, self._end_daemon: 1,
+            self._trouble: 3, self._damage: 1, self._delete: 1, self._start_daemon: 5, self._pause: 60,
+        }  # fmt: skip
+        while time.monotonic() < ends:
+            self._start_trainers()
+            (deed,) = self._chance.choices(list(chances), list(chances.values()))
+            deed()
+
+    def end(self) -> list[dict[str, Any]]:
+        """Let the trainers leave and everything be written; the whole log, with the disk as it is then."""
+        self._stop.touch()
+        wait_until(lambda: not any(self._alive(pid) for pid in self._trainers), timeout_s=180)
+        self._start_daemon()
+        self._clear()
+        for run in RUNS:
+            with ckptd.Client(self.root, run=run) as client:
+                client.drain(120.0, verified=True)
+        self._end_daemon()
+        wait_until(lambda: daemon_of(self.root) is None)
+        for run in RUNS:
+            self._note("final", time.monotonic(), [run], checkpoints=_listed(self.root / run, whole=True))
+        return self._events + [
+            json.loads(line)
+            for path in sorted(self._logs.glob("trainer-*"))
+            for line in path.read_text().splitlines()
+        ]  # fmt: skip
+
+    def died(self) -> list[str]:
+        """Trainers that ended by something that no trainer expects."""
+        return [path.read_text() for path in sorted(self._logs.glob("died-*"))]
+
+    def _note(self, op: str, call: float, runs: Any, **fields: Any) -> None:
+        for run in runs:
+            self._events.append({"op": op, "run": run, "call": call, "ret": time.monotonic(), **fields})
+
+    def _start_trainers(self) -> None:
+        """One process for the first two runs, by threads, and one for the third."""
+        self._trainers = {pid: runs for pid, runs in self._trainers.items() if self._alive(pid)}
+        busy = [run for runs in self._trainers.values() for run in runs]
+        for runs in (["a", "b"], ["c"]):
+            if runs[0] not in busy and self._nursery.stdin is not None and self._nursery.stdout is not None:
+                self._started += 1
+                asked = {
+                    "root": str(self.root), "runs": runs, "first": self._started * 10**8, "stop": str(self._stop),
+                    "seed": self._seed * 1000 + self._started,
+                }  # fmt: skip
+                self._nursery.stdin.write(json.dumps(asked) + "\n")
+                self._nursery.stdin.flush()
+                self._trainers[int(self._nursery.stdout.readline())] = runs
+                self.done["trainers started"] += 1
+
+    def _alive(self, pid: int) -> bool:
+        return process_started(pid) is not None
+
+    def _kill_trainer(self) -> None:
+        for pid in self._chance.sample(list(self._trainers), min(1, len(self._trainers))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda pid=pid: not self._alive(pid))  # type: ignore[misc]
+            self.done["trainers killed"] += 1
+
+    def _kill_daemon(self) -> None:
+        self._end_daemon(signal.SIGKILL)
+
+    def _end_daemon(self, number: int = signal.SIGTERM) -> None:
+        """The next is started by a trainer that finds none, or by hand."""
+        if (record := daemon_of(self.root)) is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(record.pid, number)
+        self.done["daemons killed" if number == signal.SIGKILL else "daemons ended"] += 1
+        if number == signal.SIGKILL:
+            self._clear()
+            wait_until(lambda: not record.alive())
+
+    def _start_daemon(self) -> None:
+        if daemon_of(self.root) is not None:
+            return
+        self._of_daemon.close()
+        with contextlib.suppress(AssertionError):  # a trainer was quicker, and this one left
+            flags = ("--keep-last", str(KEEP_LAST), "--grace-s", "0.3")
+            self._daemon = self._of_daemon.enter_context(obstructed_daemon(self.root, *flags))
+            self.done["daemons started"] += 1
+
+    def _trouble(self) -> None:
+        """The disk fails, for the daemon, for a while."""
+        if self._daemon is None or self._daemon.process.poll() is not None:
+            return
+        call = time.monotonic()
+        what, how = self._chance.choice(_TROUBLES)
+        path = {"write": "*/.tmp-*", "mkdir": "*/.tmp-*", "read": "*/step-*/index.json"}[what]
+        self._daemon.obstruct(what, path, how)
+        time.sleep(self._chance.uniform(0.05, 0.3))
+        self._daemon.clear()
+        self._note("trouble", call, RUNS)
+        self.done[f"{what} {how}"] += 1
+
+    def _clear(self) -> None:
+        if self._daemon is not None:
+            self._daemon.clear()
+
+    def _hit(self, what: str) -> None:
+        """Only where others are left: a run without any valid one is over."""
+        run = self._chance.choice(RUNS)
+        found = _listed(self.root / run)
+        if len(found) < KEEP_LAST:
+            return
+        victim = self._chance.choice(found)
+        call = time.monotonic()
+        path = self.root / run / victim["name"]
+        done = False
+        with contextlib.suppress(OSError):  # retention was quicker
+            if what == "delete":
+                shutil.rmtree(path)
+            else:
+                _flip(self._chance.choice([*sorted(path.glob("*.pt")), path / "index.json"]), self._chance)
+            done = True
+            self.done[what] += 1
+        self._note("hit", call, [run], identity=victim["identity"], what=what, done=done)
+
+    def _damage(self) -> None:
+        self._hit("damage")
+
+    def _delete(self) -> None:
+        self._hit("delete")
+
+    def _pause(self) -> None:
+        time.sleep(self._chance.random() * 0.05)
+
+    # --- what is seen -------------------------------------------------------------------------------
+
+    def _ask_latest(self) -> None:
+        run = self._chance.choice(RUNS)
+        call, error, found = time.monotonic(), "", None
+        try:
+            found = ckptd.latest_valid(self.root, run)
+        except CkptdError as caught:
+            error = f"{type(caught).__name__}: {caught}"
+        self._note(
+            "latest", call, [run], error=error, sequence=None if found is None else found.sequence,
+            answer=None if found is None else int(found.metrics["identity"]),
+        )  # fmt: skip
+        self.done["asked"] += 1
+
+    def _list(self) -> None:
+        run = self._chance.choice(RUNS)
+        call = time.monotonic()
+        self._note("listing", call, [run], checkpoints=_listed(self.root / run))
+
+
+def _listed(run_dir: Path, *, whole: bool = False) -> list[dict[str, Any]]:
+    """The checkpoints there, by their indexes alone; whole: with their contents, and whether every hash is right."""
+    found = []
+    for folder in sorted(run_dir.glob("step-*")):
+        try:
+            index = json.loads((folder / "index.json").read_bytes())
+        except (OSError, ValueError):
+            continue  # it went meanwhile, or somebody damaged it
+        found.append(
+            {
+                "name": folder.name, "sequence": index["sequence"], "client": index["client_id"],
+                "snapshot": index["snapshot"], "identity": int(index["metrics"]["identity"]), "step": index["step"],
+            } | (_contents(folder, index) if whole else {})
+        )  # fmt: skip
+    return found
+
+
+def _contents(folder: Path, index: dict[str, Any]) -> dict[str, Any]:
+    """Every number in its tensors, and whether each file has its hash."""
+    whole, numbers = True, set[int]()
+    for shard in index["shards"]:
+        data = (folder / shard["path"]).read_bytes()
+        if hashlib.sha256(data).hexdigest() != shard["sha256"]:
+            whole = False
+            continue
+        payload = torch.load(folder / shard["path"], weights_only=True)
+        tensors = payload["tensors"] if "tensors" in payload else payload["model"]
+        numbers.update(int(value) for tensor in tensors.values() for value in tensor.unique().tolist())
+    return {"whole": whole, "contents": sorted(numbers)}
+
+
+def _flip(path: Path, chance: random.Random) -> None:
+    with path.open("r+b") as file:
+        at = chance.randrange(path.stat().st_size)
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << chance.randrange(8)]))
