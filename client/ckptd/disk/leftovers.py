@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from ckptd.disk import durable
+from ckptd.disk import durable, own_leftovers
 from ckptd.names import DECISIONS_DIR, QUARANTINE_DIR, parse_work_folder
 
 log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 def sweep(folder: Path) -> None:
     """Remove what has a temporary or trash name in this folder, whatever it is by now; nothing below it.
 
-    What can't be removed is said in the log and left for the next time. No folder, or a link to one, is fine.
+    What can't be removed is said in the log, and tried again later. No folder, or a link to one, is fine.
     """
     for path in entries(folder):
         if parse_work_folder(path.name) is not None:
@@ -27,6 +27,7 @@ def sweep(folder: Path) -> None:
                 durable.remove_tree(path)
             except OSError as error:
                 log.warning("leftover.not_removed path=%s error=%s", path, error)
+                own_leftovers.note(path)
 
 
 def sweep_run(run_dir: Path) -> None:

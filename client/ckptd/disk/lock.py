@@ -106,7 +106,7 @@ class RootLock:
         try:
             fd = os.open(where, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise BadRoot("the root can't be opened", where=where, seen=str(error)) from error
+            raise _unusable("the root can't be opened", where, error) from error
         try:
             self._folder_inode = _inode(os.fstat(fd))
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,7 +116,7 @@ class RootLock:
             if error.errno in _TAKEN and not strangers:
                 raise self._locked(holder(self.root)) from error
             if error.errno not in _NO_FOLDER_LOCKS and not strangers:
-                raise BadRoot("can't lock the root", where=where, seen=str(error)) from error
+                raise _unusable("can't lock the root", where, error) from error
             log.warning("lock.file_only root=%s reason=%s", where, error)
             return None
         return fd
@@ -126,13 +126,19 @@ class RootLock:
             try:
                 fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as error:
-                raise BadRoot("can't open the root's lock", where=self._path, seen=str(error)) from error
+                raise _unusable("can't open the root's lock", self._path, error) from error
             self._lock(fd)
-            if _is_at(fd, self._path):
-                _sign(fd)
-                return fd
+            try:
+                if _is_at(fd, self._path):
+                    _sign(fd)
+                    return fd
+            except OSError as error:
+                os.close(fd)
+                raise _unusable("can't look at the root's lock", self._path, error) from error
             os.close(fd)  # somebody removed the file between open and flock: this is no longer the lock
-        raise RootLocked("the root's lock file is being replaced all the time", where=self._path)
+        raise RootLocked(
+            "the root's lock file is being replaced all the time", where=self._path, todo="find out by whom"
+        )
 
     def __enter__(self) -> RootLock:
         self.acquire()
@@ -151,7 +157,7 @@ class RootLock:
             os.close(fd)
             if error.errno in _TAKEN:
                 raise self._locked(named) from error
-            raise BadRoot("can't lock the root", where=self._path, seen=str(error)) from error
+            raise _unusable("can't lock the root", self._path, error) from error
 
     def _close(self) -> None:
         """Close what is open, without unlocking: in a forked child the parent's lock must stay."""
@@ -206,10 +212,15 @@ def _signed(fd: int) -> int | None:
         return None
 
 
+def _unusable(what: str, where: str, error: OSError) -> BadRoot:
+    todo = "check the disk, its locks and the limit of open files, or pick another root"
+    return BadRoot(what, where=where, seen=str(error), todo=todo)
+
+
 def _is_at(fd: int, path: str) -> bool:
     try:
         return _inode(os.fstat(fd)) == _inode(os.lstat(path))
-    except OSError:
+    except FileNotFoundError:
         return False
 
 

@@ -1,4 +1,4 @@
-"""What this process itself made under a temporary name and could not remove: tried again while it lives.
+"""What this process made, or found at its start, under a temporary name and could not remove: tried again while it lives.
 
 A removal fails for want of descriptors or by an I/O error, often with what made the write fail. Only the very
 paths that were noted are touched, so nobody else's work is, whoever holds the root's lock.

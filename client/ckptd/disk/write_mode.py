@@ -134,8 +134,10 @@ def _try_out(folder: Path) -> tuple[Mode, str]:
             return "plain", f"{reason}; early: {error.strerror}"
         return "early", reason
     finally:
-        os.close(fd)
-        unlink_quietly(path)
+        try:
+            os.close(fd)
+        finally:
+            unlink_quietly(path)
 
 
 def _same_after_direct(fd: int) -> bool:
