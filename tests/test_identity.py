@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ import pytest
 
 import ckptd
 from ckptd.disk.daemon_record import DaemonRecord
-from ckptd.disk.lock import RootLock
+from ckptd.disk.lock import RootLock, holder
 from ckptd.disk.rootdir import Root, own_start
 from ckptd.errors import RootLocked
 from daemon_parts import (
@@ -96,6 +98,36 @@ def test_a_record_that_names_a_living_process_with_another_start_is_nobodys(plac
     assert not record.alive()
     with RootLock(root):
         pass
+
+
+def test_a_lock_that_names_a_living_process_with_another_start_names_nobody(places: Places) -> None:
+    root = Root.open(places.root, create=True)
+    pid, started = own_start()
+    for said, named in ((started, pid), (started + 1, None)):
+        (root.service_dir / "lock").write_text(f"{pid} {said}\n")
+        assert holder(root) == named
+
+
+def test_who_opens_a_root_whose_id_is_being_made_waits_for_it_and_takes_that_one(places: Places) -> None:
+    root = Root.open(places.root, create=True)
+    record = root.service_dir / "root.json"
+    kept, opened = record.read_bytes(), list[str]()
+    record.unlink()
+    making = os.open(root.service_dir, os.O_RDONLY)
+    fcntl.flock(making, fcntl.LOCK_EX)
+    inode = os.fstat(making).st_ino
+    thread = threading.Thread(target=lambda: opened.append(Root.open(places.root, create=False).id))
+    thread.start()
+
+    def waits() -> bool:
+        locks = Path("/proc/locks").read_text().splitlines()
+        return any("->" in line and f":{inode} " in line for line in locks)
+
+    eventually(lambda: waits() or opened)
+    record.write_bytes(kept)
+    os.close(making)
+    thread.join()
+    assert opened == [root.id]
 
 
 @pytest.mark.parametrize("way", ["link", "link above", "dots"])

@@ -17,6 +17,7 @@ from ckptd.disk.commit import commit_snapshot
 from ckptd.disk.lineage import Position
 from ckptd.disk.lock import RootLock
 from ckptd.disk.rootdir import DaemonRecord, Root
+from ckptd.disk.slot_folder import record_root, recorded_ids
 from ckptd.errors import BadRoot, RootLocked
 from daemon_parts import BareClient, DaemonProcess, Places, descriptor_of, new_client_id, places_in
 from other_user import another_user, as_another_user, only_root
@@ -63,6 +64,18 @@ def test_a_folder_that_another_user_made_first_is_refused_and_nothing_is_put_int
     with pytest.raises(BadRoot, match="a link" if what == "link" else "owned by uid 65534"):
         root.slot_dir() if where == "slots" else root.runtime_dir()
     assert not list(target.iterdir())
+
+
+def test_a_slot_folder_that_another_user_left_leads_to_no_root(
+    public: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPTD_SHM_DIR", str(public))
+    root = Root.open(public / "root", create=True)
+    folder = root.slot_dir()
+    record_root(folder, root.path)
+    assert recorded_ids(public, root.path) == [root.id]
+    os.chown(folder, 65534, 65534)
+    assert recorded_ids(public, root.path) == []
 
 
 def test_a_root_that_is_writable_for_all_is_still_its_owners_alone(public: Path) -> None:
