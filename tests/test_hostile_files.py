@@ -243,6 +243,15 @@ def test_a_lock_that_is_a_pipe_keeps_nobody_waiting_who_asks_for_its_holder(tmp_
     assert not waited
 
 
+def test_a_file_in_a_private_folders_place_is_refused_though_it_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPTD_RUNTIME_DIR", str(tmp_path / "sockets"))
+    (tmp_path / "sockets").touch(mode=0o600)
+    with pytest.raises(BadRoot, match="not a folder"):
+        Root.open(tmp_path / "root", create=True).runtime_dir()
+
+
 def test_files_of_the_service_folder_are_private_whatever_the_umask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
