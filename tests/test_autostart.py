@@ -68,6 +68,25 @@ def test_a_daemon_that_ends_at_once_is_said_with_the_end_of_its_log(root: Root) 
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_a_daemon_that_somebody_kills_at_its_start_is_followed_by_another(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\n"
+        "try:\n"
+        f"    os.close(os.open({str(tmp_path / 'killed')!r}, os.O_CREAT | os.O_EXCL))\n"
+        "except FileExistsError:\n"
+        "    pass\n"
+        "else:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    record = start_daemon(root, timeout_s=30)
+    assert (tmp_path / "killed").exists() and daemon_of(root.path) == record
+
+
 def test_a_lock_that_somebody_else_holds_is_said_when_the_bound_has_passed(root: Root) -> None:
     with RootLock(root):
         began = time.monotonic()

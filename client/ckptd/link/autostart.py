@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ START_TIMEOUT_S: Final = 30.0  #: default bound of start_daemon()
 _LOOK_EVERY_S: Final = 0.02
 _AGAIN_AFTER_S: Final = 1.0  # between two starts while another process holds the lock
 _LOG_TAIL_BYTES: Final = 2000
+#: What others send: an out-of-memory killer, whoever ends a job.
+_ENDED_BY_OTHERS: Final = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
 
 
 def start_daemon(
@@ -66,6 +69,7 @@ class DaemonStart:
         self._process: _Outliving | None = None
         self._silent: CkptdError | None = None
         self._log_from, self._not_before, self._locked = 0, 0.0, False
+        self._killed = ""
 
     def ready(self, timeout_s: float = 0.0) -> DaemonRecord | None:
         """The record of a daemon that takes connections; None while there is none yet. Starts one if needed.
@@ -99,6 +103,7 @@ class DaemonStart:
         return TimedOut(
             f"the daemon isn't ready after {timeout_s:.3g} s",
             where=str(self._root.path),
+            seen=f"one was ended by {self._killed} at its start" if self._killed else "",
             todo=f"see {self._log}",
         )
 
@@ -119,6 +124,9 @@ class DaemonStart:
     def _ended(self, code: int) -> None:
         self._locked = code == RootLocked.exit_code
         self._not_before = time.monotonic() + _AGAIN_AFTER_S
+        if code in _ENDED_BY_OTHERS:  # which says nothing against the next one
+            self._killed = signal.Signals(-code).name
+            return
         # 0: it found nothing to do and left; 6: lost the race for the lock, whose holder is looked for next.
         if code not in (0, RootLocked.exit_code):
             raise NoDaemon(
