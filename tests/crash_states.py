@@ -5,8 +5,9 @@ wasn't synced may be missing (a power cut). Under strict POSIX nothing is promis
 - a file's bytes are there if the file was synced after they were written, and
 - a folder's names are as they were when that folder was synced.
 What came after may be there in any combination: a later name without an earlier one, a name without its
-file's bytes, bytes as zeros, or half of them. Names that change together in one folder (a rename) change together; after a
-rename into another folder a crash may leave both names, but not neither, as in every file system that renames atomically.
+file's bytes, bytes as zeros, or half of them (with `torn`: and the other half as zeros). Names that change together in
+one folder (a rename) change together; after a rename into another folder a crash may leave both names, but not
+neither, as in every file system that renames atomically.
 An ext4-like journal keeps the order of all changes of names; its states are those in which a prefix of them is
 there, so they are among these, and are always tried, however many others there are.
 """
@@ -23,8 +24,9 @@ from typing import Final, Literal
 
 from crash_trace import ROOT, Mark, Memory, Names, Sync, Trace, Tree, Truncate, Write, apply, tree_of
 
-Bytes = Literal["durable", "all", "half", "zeros"]
+Bytes = Literal["durable", "all", "half", "zeros", "torn"]
 _FATES: Final[tuple[Bytes, ...]] = ("durable", "all", "half", "zeros")
+_WITH_TORN: Final[tuple[Bytes, ...]] = (*_FATES, "torn")
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class _File:
             del content[-(grown - grown // 2) :]
         elif fate == "zeros" and grown:
             content[-grown:] = bytes(grown)
+        elif fate == "torn" and grown:
+            content[-(grown // 2) :] = bytes(grown // 2)
         return bytes(content)
 
 
@@ -173,7 +177,9 @@ class _Missing(dict[int, bytes]):
         return b""
 
 
-def states(trace: Trace, *, most: int, seed: int = 0, first_cut: int = 0) -> Iterator[State]:
+def states(
+    trace: Trace, *, most: int, seed: int = 0, first_cut: int = 0, torn: bool = False, kind: str = ""
+) -> Iterator[State]:
     """Different states, every cut of the trace, kill and power cut.
 
     Args:
@@ -181,6 +187,8 @@ def states(trace: Trace, *, most: int, seed: int = 0, first_cut: int = 0) -> Ite
         most: Power-cut states of one cut, beside those that an ordered journal leaves; where there are more, a sample.
         seed: Of the sample.
         first_cut: Only of this cut and later ones.
+        torn: A file that wasn't synced may also have its whole length, and zeros in the second half.
+        kind: Only this kind; "" for all.
     """
     disk, seen, dice = Disk(trace), set[str](), random.Random(seed)
     for cut in range(len(trace.ops) + 1):
@@ -188,8 +196,8 @@ def states(trace: Trace, *, most: int, seed: int = 0, first_cut: int = 0) -> Ite
             disk.step(cut - 1)
         if cut < max(trace.begins, first_cut):
             continue
-        for state in _of_cut(disk, cut, most, dice):
-            if (digest := state.digest) not in seen:
+        for state in _of_cut(disk, cut, most, dice, _WITH_TORN if torn else _FATES):
+            if kind in ("", state.kind) and (digest := state.digest) not in seen:
                 seen.add(digest)
                 yield state
 
@@ -204,24 +212,26 @@ def idle(trace: Trace) -> set[int]:
     return found
 
 
-def _of_cut(disk: Disk, cut: int, most: int, dice: random.Random) -> Iterator[State]:
+def _of_cut(
+    disk: Disk, cut: int, most: int, dice: random.Random, every: tuple[Bytes, ...]
+) -> Iterator[State]:
     names, files = disk.pending()
     yield disk.state(cut, "kill", frozenset(names), dict.fromkeys(files, "all"))
     for upto in range(len(names) + 1):
         for fate in ("durable", "all"):
             yield disk.state(cut, "ordered", frozenset(names[:upto]), dict.fromkeys(files, fate))
-    if 2 ** len(names) * len(_FATES) ** len(files) <= most:
+    if 2 ** len(names) * len(every) ** len(files) <= most:
         for picked in itertools.product((False, True), repeat=len(names)):
             kept = frozenset(itertools.compress(names, picked))
-            for fates in itertools.product(_FATES, repeat=len(files)):
+            for fates in itertools.product(every, repeat=len(files)):
                 yield disk.state(cut, "strict", kept, dict(zip(files, fates, strict=True)))
         return
     for at in names:  # one alone; all but one
         for kept in (frozenset({at}), frozenset(names) - {at}):
             yield disk.state(cut, "strict", kept, dict.fromkeys(files, "all"))
     for file in files:  # one file's bytes alone are gone
-        for fate in ("durable", "half", "zeros"):
+        for fate in every[:1] + every[2:]:
             yield disk.state(cut, "strict", frozenset(names), {**dict.fromkeys(files, "all"), file: fate})  # type: ignore[dict-item]
     for _ in range(most):
         kept = frozenset(at for at in names if dice.random() < 0.5)
-        yield disk.state(cut, "strict", kept, {file: dice.choice(_FATES) for file in files})
+        yield disk.state(cut, "strict", kept, {file: dice.choice(every) for file in files})
