@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -11,10 +12,12 @@ from pathlib import Path
 import pytest
 
 import ckptd
+from ckptd.disk import durable, series, series_entries
 from ckptd.disk import newest as by_index
-from ckptd.disk import series, series_entries
+from ckptd.disk.commit import commit_snapshot
 from ckptd.disk.entry import Entry, read_entry
 from ckptd.disk.newest import newest_on_line
+from ckptd.disk.run_index import Recent, read_recent, read_run_index
 from ckptd.disk.series import Checkpoint, read_series
 from ckptd.disk.verification import check
 from ckptd.errors import CkptdError
@@ -22,7 +25,7 @@ from ckptd.format.records import index_to_bytes, read_index
 from ckptd.names import step_folder, work_folder
 from ckptd_daemon.series.catalogue import Catalogue
 from run_damage import flip, quarantine, rewound
-from snapshots import Writer
+from snapshots import Writer, data_for, descriptor
 
 
 @pytest.fixture
@@ -215,11 +218,108 @@ def test_a_run_that_changes_between_the_two_listings_is_read_whole(
 
     def renames(path: Path) -> Entry | None:
         entry = read_entry(path)
-        os.rename(newest, newest.with_name(work_folder("trash", 3)))
+        if newest.exists():
+            os.rename(newest, newest.with_name(work_folder("trash", 3)))
         return entry
 
     monkeypatch.setattr(by_index, "read_entry", renames)
     assert newest_on_line(writer.run_dir) is None
+
+
+def test_what_is_committed_between_listing_and_index_is_found_by_another_look(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three(writer)
+    real = by_index.read_recent
+
+    def committed_before(run_dir: Path) -> Recent | None:
+        monkeypatch.setattr(by_index, "read_recent", real)
+        writer.commit(4)
+        sum_up(writer)
+        return real(run_dir)
+
+    monkeypatch.setattr(by_index, "read_recent", committed_before)
+    found = newest_on_line(writer.run_dir)
+    assert found is not None
+    assert (found.name, found.verified) == (step_folder(4), True)
+
+
+def test_what_is_recent_is_nothing_without_the_index_it_goes_with(writer: Writer) -> None:
+    three(writer)
+    index = writer.run_dir / "index.json"
+    assert read_recent(writer.run_dir) is not None
+    other = shutil.copy(index, writer.root.path / "copy")
+    os.replace(other, index)
+    assert read_recent(writer.run_dir) is None
+    assert read_run_index(writer.run_dir) is not None
+    (writer.run_dir / "recent.json").write_bytes(b"garbage")
+    assert read_recent(writer.run_dir) is None
+
+
+def test_what_is_recent_is_gone_where_it_cannot_be_written_anew(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three(writer)
+    catalogue = Catalogue(writer.root, writer.run)
+    catalogue.open()
+    catalogue.write_index()
+
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(durable, "replace_file", full)
+    with pytest.raises(OSError, match="full"):
+        catalogue.write_index()
+    assert read_recent(writer.run_dir) is None
+    assert read_run_index(writer.run_dir) is not None
+
+
+def test_a_name_that_may_be_given_again_is_not_known_any_more(writer: Writer) -> None:
+    three(writer)
+    catalogue = Catalogue(writer.root, writer.run)
+    catalogue.open()
+    catalogue.position_for(descriptor(4), 4)
+    assert read_recent(writer.run_dir) is not None
+    catalogue.position_for(descriptor(2), 4)
+    assert read_recent(writer.run_dir) is None
+
+
+def test_a_start_forgets_what_is_recent_when_other_folders_are_there(writer: Writer) -> None:
+    newest = three(writer)
+    Catalogue(writer.root, writer.run).open()
+    assert read_recent(writer.run_dir) is not None
+    newest.rename(newest.with_name(work_folder("trash", 3)))
+    Catalogue(writer.root, writer.run).open()
+    assert read_recent(writer.run_dir) is None
+
+
+def test_who_writes_without_a_daemon_leaves_nothing_recent(writer: Writer) -> None:
+    three(writer)
+    with ckptd.Client(root=writer.root.path, run=writer.run, daemon="off"):
+        assert read_recent(writer.run_dir) is None
+
+
+def test_what_index_and_recent_say_together_is_what_is_known(writer: Writer) -> None:
+    catalogue = Catalogue(writer.root, writer.run)
+    writer.commit(1)
+    catalogue.open()
+    written = set()
+    for step in range(2, 12):
+        position = catalogue.position_for(descriptor(step), step)
+        catalogue.added(commit_snapshot(writer.run_dir, descriptor(step), data_for(step), position))
+        if step % 3:
+            catalogue.apply_report(check(writer.run_dir / step_folder(step)))
+        if step == 8:
+            flip(writer.run_dir / step_folder(7) / "ckpt.pt")
+            catalogue.apply_report(check(writer.run_dir / step_folder(7)))
+        catalogue.write_index()
+        written.add((writer.run_dir / "index.json").stat().st_ino)
+        known, said = catalogue._view.run_index(), read_run_index(writer.run_dir)
+        assert said is not None
+        assert set(said.marks) == set(known.marks)
+        assert {row.name for row in said.checkpoints} >= {row.name for row in known.checkpoints}
+        assert said.highest_sequence == known.highest_sequence
+    assert len(written) < 5
 
 
 def test_many_that_the_index_does_not_know_are_read_as_a_whole_run_is(writer: Writer) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptd_daemon.series.policy import RetentionPolicy
-from ckptd_daemon.series.retention import Candidate, Verdict, best_first, decide
+from ckptd_daemon.series.retention import Candidate, Verdict, best_first, decide, to_remove
 
 LAST_2 = RetentionPolicy(keep_last=2)
 
@@ -207,6 +207,8 @@ def test_the_invariants_hold_for_any_series_and_policy(
     verdicts = decide(candidates, policy)
     assert [v.name for v in verdicts] == [c.name for c in candidates]
     assert all(v.reasons for v in verdicts)
+    assert to_remove(candidates, policy) == [v for v in verdicts if not v.keep]
+    assert to_remove(candidates, policy, unreadable=["one"]) == []
     line = [
         c
         for c in candidates

@@ -9,9 +9,11 @@ import pytest
 
 from ckptd.disk.commit import commit_snapshot
 from ckptd.disk.decisions import write_birth
-from ckptd.disk.durable import make_dirs
+from ckptd.disk.durable import make_dirs, remove_tree
 from ckptd.disk.rootdir import Root
+from ckptd.disk.verification import check
 from ckptd_daemon.series.catalogue import Catalogue
+from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_daemon.series.run_view import RunView
 from snapshots import CLIENT, RUN_ID, data_for, descriptor
 
@@ -45,3 +47,39 @@ def test_what_a_commit_adds_is_what_a_look_at_the_disk_shows(course: str, tmp_pa
         assert found is not None
         assert found.step == step
         assert catalogue._view.run_index() == RunView(root, "default").run_index()
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+@pytest.mark.parametrize("course", COURSES)
+def test_what_is_taken_out_is_what_a_look_at_the_disk_shows(course: str, keep: int, tmp_path: Path) -> None:
+    root = Root.open(tmp_path, create=True)
+    make_dirs(root.run_dir("default"))
+    write_birth(root.run_dir("default"), RUN_ID)
+    catalogue = Catalogue(root, "default")
+    catalogue.open()
+    for step, (client_id, base) in enumerate(COURSES[course], 1):
+        d = descriptor(step, client_id=client_id, base_sequence=base)
+        position = catalogue.position_for(d, catalogue.highest_sequence + 1)
+        committed = commit_snapshot(catalogue.run_dir, d, data_for(step), position)
+        catalogue.added(committed)
+        catalogue.apply_report(check(committed.path))
+        catalogue.apply_retention(RetentionPolicy(keep_last=keep))
+        catalogue.write_index()
+        assert_as_seen(catalogue, root)
+    head = catalogue._view.series.entries[-1]
+    remove_tree(head.path)
+    catalogue._view.drop([head.name])
+    assert_as_seen(catalogue, root)
+
+
+def assert_as_seen(catalogue: Catalogue, root: Root) -> None:
+    kept, seen = catalogue._view, RunView(root, "default")
+    assert (kept.series.entries, kept.series.line) == (seen.series.entries, seen.series.line)
+    assert (kept.candidates(), kept.bytes()) == (seen.candidates(), seen.bytes())
+    assert kept.known_folders() == seen.known_folders()
+    assert kept.run_index().checkpoints == seen.run_index().checkpoints
+    assert [e.name for e in kept.series.entries] == [
+        found.name
+        for e in kept.series.entries
+        if e.index is not None and (found := kept.find(e.index.client_id, e.index.snapshot)) is not None
+    ]

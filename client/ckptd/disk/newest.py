@@ -1,8 +1,13 @@
-"""The newest checkpoint of a run, told from the run's index and a listing: without a look into every folder.
+"""The newest checkpoint of a run, told from what is recent in it and a listing: without a look into every folder.
 
 A run of thousands takes seconds to read whole. Its newest checkpoint alone is the head of the line unless a fork,
 a foreign, moved or unreadable one has a say in it. Where anything of that kind is there, nothing is said here, and
-the caller reads the run whole: so the answer is the same, only sooner.
+the caller reads the run whole: so the answer is the same, only sooner. What still grows with the run is the listing,
+a third of a microsecond a name in the kernel: nothing but the names says that there is no newer one.
+
+A listing taken while folders are renamed can show neither the old nor the new one. What this rests on: before anything
+is removed, recent.json says what stays for it (retention sees to that), and it is read after the listing. A folder
+that somebody else renamed meanwhile shows in the times of the run's folder, and it is listed again.
 """
 
 from __future__ import annotations
@@ -14,14 +19,16 @@ from pathlib import Path
 from typing import Final
 
 from ckptd.disk.decisions import read_decisions
-from ckptd.disk.entry import Entry, folder_identity, read_entry
-from ckptd.disk.run_index import RunIndex, read_run_index
+from ckptd.disk.entry import Entry, read_entry
+from ckptd.disk.run_index import Recent, Summary, folder_token, read_recent
 from ckptd.disk.series_entries import list_quarantine
 from ckptd.disk.verification import stat_signature
 from ckptd.names import parse_step_folder
 
 #: Checkpoints that the run's index doesn't know yet and that are read for this; with more the run is read whole.
 _MOST_UNKNOWN: Final = 16
+#: How often to look again at a run that changes meanwhile, before it is read whole.
+_MOST_LOOKS: Final = 3
 
 
 def newest_on_line(run_dir: Path) -> Entry | None:
@@ -30,27 +37,40 @@ def newest_on_line(run_dir: Path) -> Entry | None:
     Raises:
         OSError: The run can't be read now.
     """
-    index = read_run_index(run_dir)
-    if index is None:
-        return None
-    before = _listed(run_dir)
-    found = _highest(run_dir, before, index)
+    for _ in range(_MOST_LOOKS):
+        times, listed = _times(run_dir), _listed(run_dir)
+        recent = read_recent(run_dir)
+        if recent is None:
+            return None
+        found = _highest(run_dir, listed, recent)
+        if _times(run_dir) == times or _steps(_listed(run_dir)) == _steps(listed):
+            return _judged(run_dir, found, recent)
+    return None
+
+
+def _judged(run_dir: Path, found: Entry | None, recent: Recent) -> Entry | None:
+    """It with its mark; None when something else has a say."""
     if found is None or found.index is None or found.index.run_id != _birth(run_dir, found.index.sequence):
         return None
-    # As for every look at a run: a listing taken during a rename may show neither name.
-    if _listed(run_dir) != before or _failed_since(run_dir, found.index.sequence):
+    if _failed_since(run_dir, found.index.sequence):
         return None
-    return replace(found, own=True, verified=_is_marked(found, index))
+    return replace(found, own=True, verified=_is_marked(found, recent))
 
 
-def _listed(run_dir: Path) -> dict[str, str]:
-    """Name → identity of what may be a checkpoint."""
+def _times(run_dir: Path) -> tuple[int, int]:
+    """When names in it last changed: two equal ones prove nothing, two different ones only cause another listing."""
+    seen = os.stat(run_dir)
+    return seen.st_mtime_ns, seen.st_ctime_ns
+
+
+def _listed(run_dir: Path) -> set[str]:
+    """The folder_token of every name: spelled here, for a call each would cost more than all the rest."""
     with os.scandir(run_dir) as names:
-        return {
-            each.name: folder_identity(each.stat(follow_symlinks=False))
-            for each in names
-            if each.name.startswith("step-") and each.is_dir(follow_symlinks=False)
-        }
+        return {f"{each.name}:{each.inode()}" for each in names}
+
+
+def _steps(listed: set[str]) -> set[str]:
+    return {token for token in listed if token.startswith("step-")}
 
 
 def _failed_since(run_dir: Path, newest: int) -> bool:
@@ -58,24 +78,16 @@ def _failed_since(run_dir: Path, newest: int) -> bool:
     return any(sequence > newest for sequence, _ in list_quarantine(run_dir))
 
 
-def _highest(run_dir: Path, names: dict[str, str], index: RunIndex) -> Entry | None:
+def _highest(run_dir: Path, listed: set[str], recent: Recent) -> Entry | None:
     """The one of the highest sequence, read; None when two have that, or one that isn't known can't be told."""
-    known = {summary.name: summary for summary in index.checkpoints}
-    unknown, highest, holders = [], -1, list[str]()
-    for name, identity in names.items():
-        summary = known.get(name)
-        if summary is None or summary.identity != identity:
-            unknown.append(name)
-        elif summary.sequence >= highest:
-            holders = [name] if summary.sequence > highest else [*holders, name]
-            highest = summary.sequence
-    read = _read(run_dir, unknown)
-    if read is None or len(holders) > 1:
+    read = _read(run_dir, listed.difference(recent.known.split(" ")))
+    head = _newest_known(recent)
+    if read is None or not head.keys() <= listed:
         return None
-    head = [read_entry(run_dir / name) for name in holders]
-    entries = [entry for entry in (*head, *read) if entry is not None]
-    if any(entry is None or entry.sequence != highest for entry in head):
+    known = [read_entry(run_dir / summary.name) for summary in head.values()]
+    if [entry and entry.sequence for entry in known] != [summary.sequence for summary in head.values()]:
         return None
+    entries = [entry for entry in (*known, *read) if entry is not None]
     if any(entry.index is None for entry in entries):
         return None
     entries.sort(key=lambda entry: entry.sequence or 0)
@@ -84,7 +96,15 @@ def _highest(run_dir: Path, names: dict[str, str], index: RunIndex) -> Entry | N
     return entries[-1]
 
 
-def _read(run_dir: Path, names: Iterable[str]) -> list[Entry | None] | None:
+def _newest_known(recent: Recent) -> dict[str, Summary]:
+    """folder_token → row of those with the highest sequence that is known."""
+    highest = max((summary.sequence for summary in recent.checkpoints), default=0)
+    newest = (summary for summary in recent.checkpoints if summary.sequence == highest)
+    return {folder_token(one.name, one.identity.partition(" ")[0]): one for one in newest}
+
+
+def _read(run_dir: Path, tokens: Iterable[str]) -> list[Entry | None] | None:
+    names = (token.rpartition(":")[0] for token in tokens)
     named = [name for name in names if parse_step_folder(name) is not None]
     return [read_entry(run_dir / name) for name in named] if len(named) <= _MOST_UNKNOWN else None
 
@@ -97,8 +117,8 @@ def _birth(run_dir: Path, newest: int) -> str:
     return decisions.birth_run_id or ""
 
 
-def _is_marked(entry: Entry, index: RunIndex) -> bool:
-    for mark in index.marks:
+def _is_marked(entry: Entry, recent: Recent) -> bool:
+    for mark in recent.marks:
         if mark.name == entry.name and entry.index is not None:
             same = (mark.sequence, mark.index_sha256) == (entry.index.sequence, entry.index.index_sha256)
             return same and mark.stat_signature == stat_signature(entry.path)

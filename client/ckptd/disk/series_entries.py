@@ -7,7 +7,7 @@ during a rename can show neither the old name nor the new one, so a run is liste
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,8 @@ from ckptd.names import (
 from ckptd.snapshot.descriptor import Descriptor
 
 __all__ = [
-    "Entry", "Listing", "Series", "candidates", "list_run", "position_after", "quarantined_entry", "read_series",
+    "Entry", "Listing", "Series", "candidates", "list_run", "list_steps", "position_after", "quarantined_entry",
+    "read_series",
 ]  # fmt: skip
 
 _MAX_LISTINGS: Final = 1000
@@ -134,6 +135,14 @@ def list_run(run_dir: Path) -> Listing:
     quarantined = list_quarantine(run_dir)
     moved |= {sequence for sequence, _ in quarantined}
     return Listing(frozenset(steps), frozenset(temp), frozenset(moved), quarantined)
+
+
+def list_steps(run_dir: Path, known: Collection[str] = ()) -> set[str]:
+    """The names of the checkpoint folders alone; those known are known to be such names."""
+    return {
+        name for name, is_folder in _names(run_dir)
+        if is_folder and (name in known or parse_step_folder(name) is not None)
+    }  # fmt: skip
 
 
 def list_quarantine(run_dir: Path) -> frozenset[tuple[int, str]]:

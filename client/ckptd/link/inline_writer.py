@@ -21,6 +21,7 @@ from ckptd.disk.leftovers import sweep, sweep_run
 from ckptd.disk.lineage import Position
 from ckptd.disk.lock import RootLock
 from ckptd.disk.rootdir import Root
+from ckptd.disk.run_index import forget_recent
 from ckptd.disk.series_entries import Entry, Series, position_after, read_series
 from ckptd.disk.staged_line import Accepted
 from ckptd.disk.writing import Writing
@@ -81,6 +82,7 @@ class InlineWriter:
             for folder in (self._root.path, self._root.service_dir):
                 sweep(folder)
             sweep_run(run_dir)
+            forget_recent(run_dir)  # only a daemon keeps it up
             self.run_id = series.run_id or uuid.uuid4().hex
             # An unreadable decision may be the birth: a second one would make the run's id doubtful for ever.
             if series.decisions.birth_run_id is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from ckptd.disk.decisions import settle, write_birth
 from ckptd.disk.entry import folder_identity
 from ckptd.disk.in_quarantine import count_quarantined
 from ckptd.disk.rootdir import Root
-from ckptd.disk.run_index import write_run_index
 from ckptd.disk.series_entries import Entry, position_after
 from ckptd.disk.staged_line import Accepted, is_overtaken
 from ckptd.disk.verification import Report
 from ckptd.errors import ReadFailed
-from ckptd.names import parse_step_folder
+from ckptd.names import parse_step_folder, step_folder
 from ckptd.snapshot.descriptor import Descriptor
+from ckptd_daemon.series.index_file import IndexFile
 from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_daemon.series.pruning import Removed, prune
 from ckptd_daemon.series.quarantine import quarantine
@@ -52,6 +52,7 @@ class Catalogue:
         self.run_dir: Path = root.run_dir(run)
         self._root = root
         self._view: RunView
+        self._index_file: IndexFile
         self._trash = Trash(self.run_dir)
         self._committed = False  # anything, since the start
 
@@ -79,7 +80,7 @@ class Catalogue:
                 view.read_decisions()
         else:
             settle(self.run_dir)
-        self._view = view
+        self._view, self._index_file = view, IndexFile(self.run_dir, view)
         return list(self._problems())
 
     @property
@@ -109,6 +110,8 @@ class Catalogue:
             with contextlib.suppress(OSError):  # then nothing more is known than before
                 self._view.rescan()
         self._view.read_decisions()
+        if self._view[step_folder(descriptor.step)] is not None:
+            self._index_file.forget()  # somebody may have removed that folder, and the name be given again
         return position_after(self._view.series, descriptor, sequence, run_id=self.run_id)
 
     def added(self, committed: Committed) -> None:
@@ -151,7 +154,8 @@ class Catalogue:
         Raises:
             ReadFailed, OSError: It can't be told now. Nothing was changed.
         """
-        self.rescan()
+        if not report.ok or not _identity(self.run_dir / report.name):
+            self.rescan()
         entry = None if report.gone else self._reported(report)
         if entry is None:
             if (seen := self._view[report.name]) is not None and seen.status == "unreadable":
@@ -176,7 +180,7 @@ class Catalogue:
         Raises:
             OSError: The old one is untouched; nothing depends on it.
         """
-        write_run_index(self.run_dir, self._view.run_index())
+        self._index_file.write(self._view)
 
     # --- retention --------------------------------------------------------------------------------
 
@@ -194,15 +198,14 @@ class Catalogue:
         """For `ckptd status`: counts, the newest committed and the newest verified one, what is wrong."""
         view = self._view
         entries = view.series.entries
-        line = [
-            e for e in entries if e.own and e.on_line and e.index is not None and e.name not in view.failed
-        ]
+        newest_first = [e for e in reversed(entries) if e.own and e.on_line and e.name not in view.failed]
         return {
             "run": self.run, "run_id": self.run_id, "checkpoints": len(entries),
-            "verified": sum(e.verified for e in entries),
+            "verified": sum([e.verified for e in entries]),
             "bytes": view.bytes(),
             "quarantined": count_quarantined(self.run_dir),
-            "last_committed": _brief(line), "last_verified": _brief([e for e in line if e.verified]),
+            "last_committed": _brief(e for e in newest_first if e.index is not None),
+            "last_verified": _brief(e for e in newest_first if e.index is not None and e.verified),
             "problems": list(self._problems()),
         }  # fmt: skip
 
@@ -217,8 +220,10 @@ class Catalogue:
             log.warning("index.not_written run=%s error=%s", self.run, error)
 
     def _problems(self) -> Iterator[str]:
-        for entry in self._view.series.entries:
-            if fault := self._view.failed.get(entry.name):
+        failed = self._view.failed
+        entries = self._view.series.entries
+        for entry in [e for e in entries if e.status != "committed" or not e.own or e.name in failed]:
+            if fault := failed.get(entry.name):
                 yield f"{entry.name} is corrupt: {fault}"
             elif entry.status != "committed":
                 yield f"{entry.name} is {entry.status}: {entry.reason}"
@@ -281,8 +286,8 @@ class Catalogue:
             log.warning("checkpoint.quarantined run=%s name=%s to=%s", self.run, entry.name, target)
 
     def _retry_quarantine(self) -> None:
-        for entry in self._view.series.entries:
-            if entry.name in self._view.failed:
+        for name in tuple(self._view.failed):
+            if (entry := self._view[name]) is not None:
                 self._move_away(entry)
 
 
@@ -307,9 +312,8 @@ def _identity(path: Path) -> str:
         return ""  # known to nobody: it is read where another would be looked up
 
 
-def _brief(entries: list[Entry]) -> dict[str, Any] | None:
-    """The newest of them in short."""
-    if not entries:
-        return None
-    newest = entries[-1]
-    return {"name": newest.name, "step": newest.step, "sequence": newest.sequence}
+def _brief(entries: Iterable[Entry]) -> dict[str, Any] | None:
+    """The first of them in short."""
+    for entry in entries:
+        return {"name": entry.name, "step": entry.step, "sequence": entry.sequence}
+    return None

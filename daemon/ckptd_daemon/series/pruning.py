@@ -15,7 +15,7 @@ from typing import Final
 from ckptd.errors import CorruptCheckpoint
 from ckptd.format.records import read_index
 from ckptd_daemon.series.policy import RetentionPolicy
-from ckptd_daemon.series.retention import Verdict, best_first, decide
+from ckptd_daemon.series.retention import Verdict, best_first, to_remove
 from ckptd_daemon.series.run_view import RunView
 from ckptd_daemon.series.trash import Trash
 
@@ -36,9 +36,9 @@ class Removed:
     reasons: tuple[str, ...]
 
 
-def judged(view: RunView, policy: RetentionPolicy) -> list[Verdict]:
-    """What the policy says of each checkpoint now."""
-    return decide(view.candidates(), policy, unreadable=[*view.unreadable_decisions(), *view.in_doubt()])
+def dispensable(view: RunView, policy: RetentionPolicy) -> list[Verdict]:
+    """Which checkpoints the policy doesn't keep now."""
+    return to_remove(view.candidates(), policy, unreadable=[*view.unreadable_decisions(), *view.in_doubt()])
 
 
 def prune(
@@ -56,7 +56,7 @@ def prune(
             return []
         if not _distrust_changed(view, pillars):
             break
-    asked = (_removal(view, verdict) for verdict in judged(view, policy) if not verdict.keep)
+    asked = (_removal(view, verdict) for verdict in dispensable(view, policy))
     doomed = list(islice((removal for removal in asked if removal is not None), MOST_AT_ONCE))
     if doomed:
         before()

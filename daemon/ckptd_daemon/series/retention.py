@@ -65,18 +65,32 @@ def decide(
     if unreadable:
         reason = f"something of the run can't be read now ({unreadable[0]})"
         return [Verdict(candidate.name, True, (reason,)) for candidate in candidates]
-    line = sorted(
-        (
-            c
-            for c in candidates
-            if c.own and c.on_line and c.verified and not c.failed and c.sequence is not None
-        ),
-        key=_sequence,
-        reverse=True,
-    )
-    chosen = _by_policy(line, policy)
-    newest = _sequence(line[0]) if line else None
+    newest, chosen = _chosen(candidates, policy)
     return [_verdict(candidate, newest, chosen.get(candidate.name, []), policy) for candidate in candidates]
+
+
+def to_remove(
+    candidates: Sequence[Candidate], policy: RetentionPolicy, *, unreadable: Sequence[str] = ()
+) -> list[Verdict]:
+    """Those of decide that don't keep: without a word about each one that stays, of which there may be thousands."""
+    if unreadable:
+        return []
+    newest, chosen = _chosen(candidates, policy)
+    others = [c for c in candidates if c.name not in chosen and not _untouchable(c, newest)]
+    return [_verdict(candidate, newest, [], policy) for candidate in others]
+
+
+def _chosen(
+    candidates: Sequence[Candidate], policy: RetentionPolicy
+) -> tuple[int | None, dict[str, list[str]]]:
+    """The sequence of the newest verified one, and why the policy keeps which."""
+    counting = [
+        c
+        for c in candidates
+        if c.own and c.on_line and c.verified and not c.failed and c.sequence is not None
+    ]
+    line = sorted(counting, key=_sequence, reverse=True)
+    return _sequence(line[0]) if line else None, _by_policy(line, policy)
 
 
 def best_first(candidates: Sequence[Candidate], metric: str, mode: str) -> list[Candidate]:
@@ -88,11 +102,10 @@ def best_first(candidates: Sequence[Candidate], metric: str, mode: str) -> list[
 
 def _by_policy(line: Sequence[Candidate], policy: RetentionPolicy) -> dict[str, list[str]]:
     """Name → why it stays, for what the rules pick; line is newest first."""
-    chosen: dict[str, list[str]] = {}
+    reason = f"one of the last {policy.keep_last}"
+    chosen = {candidate.name: [reason] for candidate in line[: policy.keep_last]}
     if line:
-        chosen[line[0].name] = ["the newest verified one"]
-    for candidate in line[: policy.keep_last]:
-        chosen.setdefault(candidate.name, []).append(f"one of the last {policy.keep_last}")
+        chosen.setdefault(line[0].name, []).insert(0, "the newest verified one")
     if policy.monitor is not None and policy.mode is not None:
         count = max(1, policy.keep_best)
         for candidate in best_first(line, policy.monitor, policy.mode)[:count]:

@@ -14,10 +14,11 @@ from pathlib import Path
 from ckptd.disk.decisions import Decisions, read_decisions
 from ckptd.disk.lineage import Line, line_of
 from ckptd.disk.rootdir import Root
-from ckptd.disk.run_index import Mark, RunIndex, Summary, read_run_index
-from ckptd.disk.series_entries import Entry, Series, list_run, read_series
+from ckptd.disk.run_index import Mark, Recent, RunIndex, folder_token, read_run_index
+from ckptd.disk.series_entries import Entry, Series, list_run, list_steps, read_series
 from ckptd.disk.verification import Report, stat_signature
-from ckptd.format.records import CheckpointIndex
+from ckptd_daemon.series.candidates import Candidates
+from ckptd_daemon.series.index_rows import rows
 from ckptd_daemon.series.retention import Candidate
 
 
@@ -28,6 +29,8 @@ class RunView:
         series: The run as last seen, its marks and line brought up to date.
         failed: Name → fault, of those that failed their check and are still in place.
         decisions_unread: Why the decisions can't even be listed; "" when they can.
+        touched: Names that came or whose mark changed, since whoever writes the run's index emptied it; None when
+            anything may have changed.
     """
 
     def __init__(self, root: Root, run: str) -> None:
@@ -38,8 +41,13 @@ class RunView:
         self._failed_as: dict[str, str] = {}
         self.decisions_unread = ""
         self._moved: set[int] = set()
+        self.touched: set[str] | None = None
+        self._entries: dict[str, Entry] = {}
         self._by_snapshot: dict[tuple[str, int], Entry] = {}
-        self._summed: dict[str, tuple[CheckpointIndex, Summary]] = {}
+        self._tokens: dict[str, str] = {}
+        self._sequences: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}
+        self._candidates = Candidates()
         cached = read_run_index(self.run_dir)
         self._marks = {mark.name: mark for mark in cached.marks} if cached is not None else {}
         self.series: Series = read_series(root, run)
@@ -50,7 +58,7 @@ class RunView:
         return self.series.run_id
 
     def __getitem__(self, name: str) -> Entry | None:
-        return next((entry for entry in reversed(self.series.entries) if entry.name == name), None)
+        return self._entries.get(name)
 
     def named(self, run_id: str) -> None:
         """The run got its id."""
@@ -58,8 +66,8 @@ class RunView:
 
     def rescan(self, *, always: bool = False) -> list[str]:
         """Read the run again if its names differ or one couldn't be read (or always); the names that are new."""
-        known = {entry.name for entry in self.series.entries}
-        if not always and not self.in_doubt() and list_run(self.run_dir).steps == known:
+        known = frozenset(self._entries)
+        if not always and not self.in_doubt() and list_steps(self.run_dir, known) == known:
             return []
         series, seen = read_series(self._root, self.run), self.series
         self._read(
@@ -104,10 +112,13 @@ class RunView:
         self.failed.pop(entry.name, None)
         if goes_on and entry.index is not None:
             line = Line(entry.index.lineage, entry.index.sequence + 1)
-            self.series = replace(self.series, entries=(*self.series.entries, entry), line=line)
+            self._entries[entry.name] = entry
             self._by_snapshot[entry.index.client_id, entry.index.snapshot] = entry
+            self._know(entry)
+            self.series = replace(self.series, entries=tuple(self._entries.values()), line=line)
         else:
             self._set([*(e for e in self.series.entries if e.name != entry.name), entry])
+        self._touch(entry.name)
 
     def _goes_on(self, entry: Entry) -> bool:
         """Whether it only makes the line longer, so that for all the others everything stays as it is."""
@@ -125,7 +136,28 @@ class RunView:
         for name in names:
             self._marks.pop(name, None)
             self.failed.pop(name, None)
-        self._set([entry for entry in self.series.entries if entry.name not in names])
+        if moved is None and self._are_amid(names):
+            self._take_out(names)
+        else:
+            self._set([entry for entry in self.series.entries if entry.name not in names])
+
+    def _are_amid(self, names: Collection[str]) -> bool:
+        """Whether the line is the same without them: an own one of theirs is newer than each."""
+        gone = [self._entries[name] for name in names if name in self._entries]
+        rest = (e.sequence for e in reversed(self._entries.values()) if e.own and e.name not in names)
+        newest = next((sequence for sequence in rest if sequence is not None), -1)
+        return all(entry.sequence is not None and entry.sequence < newest for entry in gone)
+
+    def _take_out(self, names: Collection[str]) -> None:
+        for name in names:
+            entry = self._entries.pop(name, None)
+            for known in (self._tokens, self._sequences, self._bytes):
+                known.pop(name, None)
+            self._candidates.drop(name)
+            key = None if entry is None else self._key(entry)
+            if key is not None and self._by_snapshot.get(key) is entry:
+                del self._by_snapshot[key]
+        self.series = replace(self.series, entries=tuple(self._entries.values()))
 
     def mark(self, entry: Entry, report: Report) -> None:
         """It was verified."""
@@ -143,9 +175,17 @@ class RunView:
 
     def _set_verified(self, name: str, verified: bool) -> None:
         """The line doesn't depend on it."""
-        entries = tuple(replace(e, verified=verified) if e.name == name else e for e in self.series.entries)
-        self.series = replace(self.series, entries=entries)
-        self._by_snapshot |= {key: e for e in entries if e.name == name and (key := self._key(e)) is not None}
+        self._touch(name)
+        if (seen := self._entries.get(name)) is None:
+            return
+        entry = self._entries[name] = replace(seen, verified=verified)
+        self.series = replace(self.series, entries=tuple(self._entries.values()))
+        if (key := self._key(entry)) is not None:
+            self._by_snapshot[key] = entry
+
+    def _touch(self, name: str) -> None:
+        if self.touched is not None:
+            self.touched.add(name)
 
     def fail(self, name: str, fault: str, report: Report) -> None:
         """It failed its check, and is still in place."""
@@ -173,7 +213,8 @@ class RunView:
 
     def in_doubt(self) -> list[str]:
         """Checkpoints that can't be read now and may be ours, in words; while there is one, nothing is removed."""
-        return [f"{e.name}: {e.reason}" for e in self.series.entries if e.is_in_doubt]
+        unread = [entry for entry in self.series.entries if entry.status == "unreadable"]
+        return [f"{entry.name}: {entry.reason}" for entry in unread if entry.is_in_doubt]
 
     def unreadable_decisions(self) -> list[str]:
         """Each in words; while there is one, nothing is removed."""
@@ -182,43 +223,39 @@ class RunView:
 
     def candidates(self) -> list[Candidate]:
         """The entries as retention sees them."""
-        return [
-            Candidate(
-                name=entry.name, sequence=entry.sequence, own=entry.own, on_line=entry.on_line,
-                verified=entry.verified, failed=self.failed.get(entry.name, "") or entry.reason,
-                metrics=entry.index.metrics if entry.index is not None else {},
-            )
-            for entry in self.series.entries
-        ]  # fmt: skip
+        return [self._candidates.of(e, self.failed.get(e.name, "") or e.reason) for e in self.series.entries]
 
     def run_index(self) -> RunIndex:
         """The cache to write."""
-        entries = [entry for entry in self.series.entries if entry.index is not None]
-        marked = (self._marks[entry.name] for entry in entries if entry.verified)
+        marks, checkpoints = rows(self.series.entries, self._marks)
         return RunIndex(
-            run=self.run, run_id=self.run_id, highest_sequence=self.series.next_sequence - 1,
-            marks=tuple(marked), checkpoints=tuple(self._summaries(entries)),
+            run=self.run, run_id=self.run_id, highest_sequence=self.series.next_sequence - 1, marks=marks,
+            checkpoints=checkpoints,
         )  # fmt: skip
+
+    def recent(self, base: str) -> Recent:
+        """What is to be written beside that index.json: of those touched, and of the newest."""
+        highest = max(self._sequences.values(), default=0)
+        newest = [name for name, sequence in self._sequences.items() if sequence == highest]
+        wanted = {*(self.touched or ()), *newest}
+        marks, checkpoints = rows([e for n in wanted if (e := self._entries.get(n)) is not None], self._marks)
+        return Recent(
+            run=self.run, run_id=self.run_id, highest_sequence=self.series.next_sequence - 1, marks=marks,
+            checkpoints=checkpoints, base=base, known=self.known_folders(),
+        )  # fmt: skip
+
+    def known_folders(self) -> str:
+        """As recent.json has it."""
+        return " ".join(self._tokens.values())
 
     def bytes(self) -> int:
         """Of all its checkpoints."""
-        return sum(summary.bytes for summary in self._summaries(self.series.entries))
-
-    def _summaries(self, entries: Iterable[Entry]) -> list[Summary]:
-        """Of those that have an index; each is made once."""
-        before, self._summed = self._summed, {}
-        for entry in entries:
-            if entry.index is None:
-                continue
-            known = before.get(entry.name)
-            if known is None or known[0] is not entry.index or known[1].identity != entry.identity:
-                known = entry.index, _summary(entry, entry.index)
-            self._summed[entry.name] = known
-        return [summary for _, summary in self._summed.values()]
+        return sum(self._bytes.values())
 
     def _read(self, series: Series) -> None:
         """Take over what was read from disk; of what is ours and what is verified, we know more."""
         self._moved |= list_run(self.run_dir).moved
+        self.touched = None
         before = {entry.name: entry for entry in self.series.entries}
         self.series = series
         there = {entry.name for entry in series.entries}
@@ -247,20 +284,27 @@ class RunView:
             on_line = entry.index.sequence in line if entry.own and entry.index is not None else entry.on_line
             placed.append(entry if entry.on_line is on_line else replace(entry, on_line=on_line))
         self.series = replace(self.series, entries=tuple(placed), line=line)
+        self._entries = {entry.name: entry for entry in placed}
         self._by_snapshot = {key: entry for entry in placed if (key := self._key(entry)) is not None}
+        self._candidates.keep(self._entries)
+        for known in (self._tokens, self._sequences, self._bytes):
+            known.clear()
+        for entry in placed:
+            self._know(entry)
+
+    def _know(self, entry: Entry) -> None:
+        """What is asked of it again and again."""
+        if entry.index is not None:
+            self._sequences[entry.name] = entry.index.sequence
+            self._bytes[entry.name] = entry.index.total_bytes
+            if entry.identity:
+                self._tokens[entry.name] = folder_token(entry.name, entry.identity.partition(" ")[0])
 
     def _key(self, entry: Entry) -> tuple[str, int] | None:
         """Of which snapshot of which client it is, where it is whole as far as can be told."""
         if not entry.own or entry.index is None or entry.status not in ("committed", "unreadable"):
             return None
         return entry.index.client_id, entry.index.snapshot
-
-
-def _summary(entry: Entry, index: CheckpointIndex) -> Summary:
-    return Summary(
-        name=entry.name, step=index.step, sequence=index.sequence, saved_at=index.saved_at,
-        bytes=index.total_bytes, metrics=dict(index.metrics), identity=entry.identity,
-    )  # fmt: skip
 
 
 def _with_index(now: Entry, before: Entry | None) -> Entry:

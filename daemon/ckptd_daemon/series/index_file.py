@@ -1,0 +1,50 @@
+"""Keeping the run's index up: index.json now and then, and what came since in recent.json, at every change.
+
+What must be true: recent.json never outlives what it says. Where it can't be written it is removed, and so it is
+before a checkpoint is committed under a name that the run knew: a listing couldn't tell the two folders apart.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from ckptd.disk.run_index import forget_recent, identity_of, read_recent, write_recent, write_run_index
+from ckptd_daemon.series.run_view import RunView
+
+#: Rows in recent.json before index.json is written anew. Each costs something at every change and every question.
+_MOST_RECENT: Final = 32
+
+
+class IndexFile:
+    """The index of one run, as this process has written it. Used by one thread, under the root's lock."""
+
+    def __init__(self, run_dir: Path, view: RunView) -> None:
+        self._run_dir, self._base = run_dir, ""
+        recent = read_recent(run_dir)
+        if recent is not None and recent.known != view.known_folders():
+            forget_recent(run_dir)
+
+    def __repr__(self) -> str:
+        return f"<IndexFile {self._run_dir}>"
+
+    def write(self, view: RunView) -> None:
+        """Have it say what is known now.
+
+        Raises:
+            OSError: It says less; nothing depends on it.
+        """
+        if not self._base or identity_of(self._run_dir) != self._base or _is_old(view):
+            self._base = ""
+            write_run_index(self._run_dir, view.run_index())
+            self._base = identity_of(self._run_dir)
+            view.touched = set()
+        write_recent(self._run_dir, view.recent(self._base))
+
+    def forget(self) -> None:
+        """Names may come to mean other checkpoints."""
+        forget_recent(self._run_dir)
+
+
+def _is_old(view: RunView) -> bool:
+    return view.touched is None or len(view.touched) > _MOST_RECENT
