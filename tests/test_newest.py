@@ -180,7 +180,8 @@ def nothing_there(writer: Writer) -> None:
 
 CASES: list[Callable[[Writer], None]] = [
     nothing, another_commit, a_lower_step_later, a_bit_of_the_newest, the_newest_ones_index,
-    the_newest_without_a_file, the_newest_quarantined, one_quarantined_that_the_index_has_forgotten, the_newest_in_trash, an_old_one_in_trash, another_line,
+    the_newest_without_a_file, the_newest_quarantined, one_quarantined_that_the_index_has_forgotten,
+    the_newest_in_trash, an_old_one_in_trash, another_line,
     a_new_line_whose_head_is_damaged, a_new_line_whose_head_is_gone, a_copy_of_the_newest,
     a_copy_of_an_old_one_in_the_place_of_the_newest, a_folder_replaced_by_a_newer_one,
     a_foreign_one_that_is_newer, a_damaged_decision, a_garbled_run_index, a_link_and_a_file_of_such_names,
