@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 import ckptd
-from ckptd.disk.run_index import Mark, RunIndex, Summary, read_run_index, write_run_index
+from ckptd.disk.run_index import Mark, RunIndex, Summary, write_run_index
 from ckptd.disk.series import read_series
 from ckptd.disk.verification import check
 
@@ -200,11 +200,13 @@ def _is(path: Path, content: bytes) -> bool:
     return stat.S_ISREG(_mode(path)) and path.read_bytes() == content
 
 
-def copied(master: Path, to: Path) -> Path:
-    """A private copy of the root."""
+def copied(master: Path, to: Path, run: str) -> Path:
+    """A private copy of the root, with this run and the other one, whose files nothing changes."""
     if to.exists():
         shutil.rmtree(to)
-    shutil.copytree(master, to, symlinks=True)
+    shutil.copytree(master / ".ckptd", to / ".ckptd")
+    shutil.copytree(master / run, to / run)
+    shutil.copytree(master / OTHER, to / OTHER, copy_function=os.link)
     return to
 
 
@@ -243,9 +245,3 @@ def give_rights_back(root: Path) -> None:
         for path in (Path(folder), *(Path(folder, file) for file in files)):
             if not path.is_symlink() and not path.stat().st_mode & 0o200:
                 path.chmod(0o700)
-
-
-def marks_of(root: Path, run: str) -> int:
-    """How many checkpoints are verified by the run's index."""
-    index = read_run_index(root / run)
-    return 0 if index is None else len(index.marks)

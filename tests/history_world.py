@@ -243,6 +243,8 @@ def _listed(run_dir: Path, *, whole: bool = False) -> list[dict[str, Any]]:
             index = json.loads((folder / "index.json").read_bytes())
         except (OSError, ValueError):
             continue  # it went meanwhile, or somebody damaged it
+        if not _is_sealed(index):
+            continue
         found.append(
             {
                 "name": folder.name, "sequence": index["sequence"], "client": index["client_id"],
@@ -250,6 +252,13 @@ def _listed(run_dir: Path, *, whole: bool = False) -> list[dict[str, Any]]:
             } | (_contents(folder, index) if whole else {})
         )  # fmt: skip
     return found
+
+
+def _is_sealed(index: dict[str, Any]) -> bool:
+    """Whether the index says what it said when it was written."""
+    rest = {key: value for key, value in index.items() if key != "index_sha256"}
+    text = json.dumps(rest, sort_keys=True, indent=2) + "\n"
+    return hashlib.sha256(text.encode()).hexdigest() == index.get("index_sha256")
 
 
 def _contents(folder: Path, index: dict[str, Any]) -> dict[str, Any]:

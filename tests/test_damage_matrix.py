@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ def damage() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def matrix(damage: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return damage.Matrix(tmp_path_factory.mktemp("matrix"))
+def matrix(damage: Any) -> Iterator[Any]:
+    with tempfile.TemporaryDirectory(prefix="ckptd-test-", dir="/dev/shm") as folder:
+        yield damage.Matrix(Path(folder))
 
 
 def test_every_pair_of_kind_place_and_reader_is_in_the_sample(damage: Any) -> None:

@@ -74,7 +74,7 @@ class Matrix:
     @contextlib.contextmanager
     def scene(self, cell: Cell, seed: int) -> Iterator[damage_scene.Scene | None]:
         """The damaged copy; None where that kind of damage can't be done to it."""
-        root = damage_scene.copied(self._master, self._copy)
+        root = damage_scene.copied(self._master, self._copy, cell.run)
         damage_scene.mark_again(root, cell.run)
         file = damage_scene.FILES[cell.run][cell.place]
         scene = damage_scene.Scene(root, cell.run, cell.place, self._committed)
@@ -89,7 +89,7 @@ class Matrix:
 
     def faults_beside(self, place: str, kind: str, seed: int) -> list[str] | None:
         """What is wrong after damage to a file of the run or root; None where that can't be done."""
-        root = damage_scene.copied(self._master, self._copy)
+        root = damage_scene.copied(self._master, self._copy, "sharded")
         damage_scene.mark_again(root, "sharded")
         scene = damage_scene.Scene(root, "sharded", place, self._committed)
         scene.look()

@@ -18,11 +18,12 @@ from typing import Final
 
 from ckptd.disk.entry import read_failed
 from ckptd.disk.folder_files import open_file, open_folder
+from ckptd.disk.index_files import refuse_other_step
 from ckptd.disk.read_blocks import blocks, fill, read_block
 from ckptd.disk.reader import Span
 from ckptd.errors import CheckpointGone, CkptdError, CorruptCheckpoint
 from ckptd.format.records import CheckpointIndex, read_index
-from ckptd.names import INDEX_FILE, META_FILE, TABLE_FILE, parse_step_folder
+from ckptd.names import META_FILE, TABLE_FILE
 
 #: With more files than this each is opened when it is read: a process has few descriptors, and needs some.
 _OPEN_AT_ONCE: Final = 64
@@ -56,7 +57,7 @@ class CheckpointReader:
                 self.index = read_index(self._folder, where=self.path)
             except FileNotFoundError as error:
                 raise self._missing("index.json") from error
-            self._check_name()
+            refuse_other_step(self.path, self.index)
             self._fds: dict[str, int] = {}
             self._wanted = _wanted_files(self.index, None if only is None else set(only))
             for name, (size, _) in self._wanted.items():
@@ -159,17 +160,6 @@ class CheckpointReader:
                     raise CorruptCheckpoint("the file ended early", where=f"{self.path}/{name}") from error
         except OSError as error:
             raise self._not_read(error, name) from error
-
-    def _check_name(self) -> None:
-        """A folder named for a step holds that one, not a whole copy of another."""
-        named = parse_step_folder(os.path.basename(self.path))
-        if named is not None and named[0] != self.index.step:
-            raise CorruptCheckpoint(
-                "the folder's name has another step",
-                where=f"{self.path}/{INDEX_FILE}",
-                seen=str(self.index.step),
-                wanted=str(named[0]),
-            )
 
     def _check_size(self, name: str, seen: int, wanted: int) -> None:
         if seen != wanted:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePath
 
+from ckptd.errors import CorruptCheckpoint
 from ckptd.format.records import CheckpointIndex
-from ckptd.names import META_FILE, TABLE_FILE
+from ckptd.names import INDEX_FILE, META_FILE, TABLE_FILE, parse_step_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +17,20 @@ class IndexedFile:
     path: str
     bytes: int
     sha256: str
+
+
+def refuse_other_step(folder: str, index: CheckpointIndex) -> None:
+    """A folder named for a step holds that one, not a whole copy of another.
+
+    Raises:
+        CorruptCheckpoint: The index is that of another step.
+    """
+    named = parse_step_folder(PurePath(folder).name)
+    if named is not None and named[0] != index.step:
+        raise CorruptCheckpoint(
+            "the folder's name has another step", where=f"{folder}/{INDEX_FILE}",
+            seen=str(index.step), wanted=str(named[0]),
+        )  # fmt: skip
 
 
 def files_of(index: CheckpointIndex) -> list[IndexedFile]:

@@ -19,7 +19,7 @@ from typing import Final
 from ckptd.disk.crew import do_all, in_one_step
 from ckptd.disk.entry import read_failed
 from ckptd.disk.folder_files import close_all, open_file, open_folder, read_small_file
-from ckptd.disk.index_files import IndexedFile, files_of
+from ckptd.disk.index_files import IndexedFile, files_of, refuse_other_step
 from ckptd.disk.medium import How, hashing
 from ckptd.disk.priority import Urgency
 from ckptd.disk.verification_v1 import faults_v1
@@ -28,7 +28,7 @@ from ckptd.errors import CheckpointGone, CorruptCheckpoint, UnknownSchema
 from ckptd.format.records import SCHEMA_V1, CheckpointIndex, read_index
 from ckptd.format.table_rows import faults_in_files, table_from_bytes
 from ckptd.limits import MAX_TABLE_BYTES
-from ckptd.names import INDEX_FILE, SINGLE_FILE, TABLE_FILE, parse_step_folder
+from ckptd.names import INDEX_FILE, SINGLE_FILE, TABLE_FILE
 
 Tell = Callable[[int], None]
 Hashing = Generator[None, None, CorruptCheckpoint | None]
@@ -43,10 +43,8 @@ class Report:
     """What a check found.
 
     Attributes:
-        path: The folder.
-        name: Its name.
-        sequence: From its index; None when that can't be read.
-        index_sha256: From its index; "" when that can't be read.
+        path, name: The folder.
+        sequence, index_sha256: From its index; None and "" when that can't be read.
         ok: Every hash was found equal.
         gone: The folder was deleted or renamed before or while it was opened; neither valid nor corrupt.
         faults: All that is wrong with it.
@@ -90,8 +88,7 @@ def verify(path: str | os.PathLike[str], *, uncached: bool = False) -> Report:
     """Re-read a checkpoint and raise unless every hash is equal.
 
     Args:
-        path: A checkpoint folder.
-        uncached: As for check.
+        path, uncached: As for check.
 
     Raises:
         CorruptCheckpoint: Something is wrong with it; `seen` and `wanted` are those of the first fault.
@@ -105,8 +102,7 @@ def verify(path: str | os.PathLike[str], *, uncached: bool = False) -> Report:
     if report.gone:
         raise CheckpointGone("the checkpoint is not there", where=str(path), todo="ask for the latest again")
     if work.errors:
-        # It reads a series, whose entries need this module.
-        from ckptd.disk.next_valid import instead_of
+        from ckptd.disk.next_valid import instead_of  # which needs this module
 
         first, more = work.errors[0], len(work.errors) - 1
         what = first.what + (f" (and {more} more faults)" if more else "")
@@ -200,10 +196,10 @@ class _Check:
         return None
 
     def _check_name(self, index: CheckpointIndex) -> None:
-        held = parse_step_folder(self.path.name)
-        if held is not None and held[0] != index.step:
-            seen, wanted = str(index.step), str(held[0])
-            self._fault("the folder's name has another step", INDEX_FILE, seen=seen, wanted=wanted)
+        try:
+            refuse_other_step(str(self.path), index)
+        except CorruptCheckpoint as error:
+            self.errors.append(error)
 
     def _open_and_hash(self, folder: int, expected: list[IndexedFile]) -> None:
         """Open all before the first is read; those no descriptors are left for, one by one at the end."""
