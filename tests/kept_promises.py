@@ -131,5 +131,7 @@ def left_over(root: Path) -> Iterator[str]:
 
 def says_too_little(error: BaseException) -> Iterator[str]:
     """An error for people says what is wrong, where or what was seen, and what to do."""
-    if isinstance(error, CkptdError) and not (error.what and (error.where or error.seen) and error.todo):
+    if isinstance(error, CkptdError) and not (
+        error.what and (error.where or error.seen or error.wanted) and error.todo
+    ):
         yield f"{type(error).__name__} says too little: {error}"

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Final
 
 from ckptd.disk.daemon_record import DaemonRecord, own_start, process_started
+from ckptd.disk.folder_files import close_all
 from ckptd.disk.lock_strangers import held_by_strangers
 from ckptd.disk.rootdir import Root
 from ckptd.errors import BadRoot, RootLocked
@@ -194,7 +195,7 @@ def holder(root: Root) -> int | None:
     try:
         return _signed(fd)
     finally:
-        os.close(fd)
+        close_all([fd])
 
 
 def _sign(fd: int) -> None:

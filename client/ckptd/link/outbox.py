@@ -15,7 +15,7 @@ from ckptd.errors import CkptdError, OutcomeUnknown, SaveFailed
 from ckptd.link.failures import Failure, Failures
 from ckptd.link.staging import Staged
 from ckptd.link.ticket import Ticket, TicketState
-from ckptd.link.wire import Accepted, Notice
+from ckptd.link.wire import Accepted, Notice, WireError
 from ckptd.names import parse_step_folder
 from ckptd.snapshot.slots import SlotState
 
@@ -82,7 +82,7 @@ class Outbox:
             log.warning("outbox.wrong_step snapshot=%d seen=%d", ticket.snapshot, notice.step)
             return None
         if notice.state == "unknown":
-            return self._unknown(staged)
+            return self._unknown(staged, notice.error)
         if notice.state in ("committed", "verified", "corrupt"):
             self._saved(notice, staged, ticket, now)
         elif notice.state == "failed":
@@ -124,13 +124,15 @@ class Outbox:
             cause = error or CkptdError("its bytes on disk are wrong", where=notice.name)
             self._failures.failed(Failure(notice.snapshot, notice.step, cause, "is corrupt on disk"))
 
-    def _unknown(self, staged: Staged | None) -> Staged | None:
+    def _unknown(self, staged: Staged | None, error: WireError | None) -> Staged | None:
         if staged is None:
             return None
         if staged.in_slot():
             return staged
         del self._staged[staged.ticket.snapshot]
-        self._lost(staged.ticket, CkptdError("the daemon that answers now doesn't know it"))
+        seen = f"snapshot {staged.ticket.snapshot}"
+        never_heard = CkptdError("the daemon that answers now doesn't know it", seen=seen)
+        self._lost(staged.ticket, never_heard if error is None else error.exception())
         return None
 
     def _lost(self, ticket: Ticket, why: CkptdError) -> None:

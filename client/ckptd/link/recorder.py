@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series import read_series
-from ckptd.errors import CkptdError, NoDaemon, ReadFailed, SharedMemoryTooSmall, TimedOut
+from ckptd.errors import CkptdError, NoDaemon, ReadFailed, SaveFailed, SharedMemoryTooSmall, TimedOut
 from ckptd.format.records import CheckpointIndex
 from ckptd.link.client_options import DEFAULT_CADENCE, ClientOptions
 from ckptd.link.failures import Failure, Failures
@@ -91,7 +91,7 @@ class Recorder:
         self._failures.attempted(time.monotonic())
         try:
             self._submit(ticket, state, payload)
-        except (TimedOut, NoDaemon) as error:
+        except (TimedOut, NoDaemon, SaveFailed) as error:
             self._skip(ticket, error)
         self._say_if_gradients_are_left_out(step, state)
         for note in () if self._overlap is None else self._overlap.take_notes():

@@ -125,6 +125,9 @@ class Session:
         except CkptdError as error:
             self.trouble = error
             return False
+        except OSError as error:
+            self.trouble = _out_of_reach(self._root, "the daemon can't be reached now", error)
+            return False
         return True
 
     def send(self, message: Request) -> int | None:
@@ -188,7 +191,9 @@ class Session:
         except (CkptdError, OSError) as error:
             self._start, self._start_failed = None, True
             self._not_before = time.monotonic() + _AGAIN_AFTER_FAILED_START_S
-            raise error if isinstance(error, CkptdError) else _cannot_start(self._root, error) from error
+            if isinstance(error, CkptdError):
+                raise
+            raise _out_of_reach(self._root, "a daemon can't be started", error) from error
         self._start, self._start_failed = None, False
         return connect(self._root, timeout_s=max(timeout_s, _ATTACH_IN_PASSING_S))
 
@@ -228,5 +233,6 @@ class Session:
         return isinstance(trouble, (RunTaken, TimedOut))
 
 
-def _cannot_start(root: Root, error: OSError) -> NoDaemon:
-    return NoDaemon("a daemon can't be started", where=str(root.path), seen=str(error))
+def _out_of_reach(root: Root, what: str, error: OSError) -> NoDaemon:
+    todo = "check the disk, and the limits of open files and processes; it is tried again by itself"
+    return NoDaemon(what, where=str(root.path), seen=str(error), todo=todo)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ckptd.disk.save_error import save_error
 from ckptd.errors import CkptdError, ProtocolError
 from ckptd.link.ticket import Ticket
 from ckptd.link.wire import SlotInfo
@@ -114,6 +115,7 @@ class SlotSet:
 
         Raises:
             ProtocolError: A name or a file that can't be a slot of this client.
+            SaveFailed: One can't be opened or mapped now; the next call tries it again.
         """
         wanted = {info.name for info in infos}
         for name in [name for name in self._slots if name not in wanted]:
@@ -121,8 +123,12 @@ class SlotSet:
             if slot not in keep:
                 slot.close()
         for name in sorted(wanted - set(self._slots)):
-            with contextlib.suppress(FileNotFoundError):  # gone again; the daemon's next list won't have it
+            try:
                 self._slots[name] = self._open(slot_dir, name)
+            except FileNotFoundError:
+                continue  # gone again; the daemon's next list won't have it
+            except OSError as error:
+                raise save_error(error, "a slot can't be mapped now", Path(slot_dir) / name) from error
 
     def find_free(self, size: int) -> Slot | None:
         """The smallest free slot of at least `size` bytes."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from ckptd.disk.save_error import save_error
 from ckptd.errors import CkptdError, InvalidArgument, OverBudget, SharedMemoryTooSmall
 from ckptd.limits import MAX_SLOTS_PER_CLIENT
 from ckptd.link import wire
@@ -169,7 +170,7 @@ class Reservations:
                 return
             if isinstance(made, SharedMemoryTooSmall) and self._room_comes(session):
                 return
-            self._finish(session, _as_ours(made))
+            self._finish(session, save_error(made, "the slots can't be made", self._pool.folder))
         elif not self._is_there(session):
             self._pool.discard(made)
         else:
@@ -201,9 +202,3 @@ class Reservations:
 def _holds_snapshot(slot: Slot) -> bool:
     header = header_of(slot)
     return header is not None and holds_snapshot(header)
-
-
-def _as_ours(error: Exception) -> CkptdError:
-    if isinstance(error, CkptdError):
-        return error
-    return CkptdError("the slots can't be made", seen=str(error) or type(error).__name__)
