@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-#: Which errors a kind of call can really end with; "short" does half of it.
+#: Which errors a kind of call can really end with; "short" does half of it; with "cut" the power goes just before it.
 KINDS: Final[dict[str, tuple[str, ...]]] = {
     "open": ("EMFILE", "EIO", "ENOSPC", "ENFILE", "EROFS", "EDQUOT", "ENOMEM"),
     "read": ("EIO", "ENOMEM"),
@@ -52,7 +52,7 @@ _DESCRIPTORS: Final = {
     "fsync": "fsync", "close": "close", "ftruncate": "allocate", "posix_fallocate": "allocate", "fstat": "stat",
 }  # fmt: skip
 _CHANGING: Final = frozenset({"write", "fsync", "rename", "mkdir", "unlink", "allocate"})
-_HOWS: Final = sorted({how for hows in KINDS.values() for how in hows})
+_HOWS: Final = sorted({"cut"} | {how for hows in KINDS.values() for how in hows})
 _ORDER: Final = struct.Struct("qqqqqq")  # left, kind, how, lasting, met, seen
 _SITE: Final = Path(__file__).with_name("failing_site")
 _FOLDER_ENV: Final = "CKPTD_TEST_FAILING"
@@ -141,10 +141,13 @@ class Failing:
     Args:
         orders: What is to fail.
         below: Only calls on what lies below these folders count.
+        cut: What cuts the power.
     """
 
-    def __init__(self, orders: Orders, below: Iterable[str]) -> None:
-        self._orders = orders
+    def __init__(
+        self, orders: Orders, below: Iterable[str], cut: Callable[[], object] = lambda: None
+    ) -> None:
+        self._orders, self._cut = orders, cut
         self._below = tuple(os.path.realpath(folder) for folder in below)
         self._readlink, self._getcwd = os.readlink, os.getcwd
 
@@ -221,7 +224,9 @@ class Failing:
         if not anywhere and (where is None or not self._is_below(where)):
             return None
         how = self._orders.due(kind)
-        if how is None or how == "short":
+        if how == "cut":
+            self._cut()
+        if how in (None, "short", "cut"):
             return how
         code = getattr(errno, how)
         raise OSError(code, os.strerror(code), where)
@@ -252,14 +257,14 @@ def _half(data: Any) -> tuple[Any]:
 
 
 @contextmanager
-def failing(orders: Orders, *below: Path) -> Iterator[None]:
+def failing(orders: Orders, *below: Path, cut: Callable[[], object] = lambda: None) -> Iterator[None]:
     """In this process, until the end of the context."""
     import pytest
 
     from ckptd.disk import write_mode
     from ckptd.snapshot.mapped_memory import MappedMemory
 
-    stand_in = Failing(orders, map(str, below))
+    stand_in = Failing(orders, map(str, below), cut)
     with pytest.MonkeyPatch.context() as patch:
         real = write_mode._sync_file_range()
         for module, name, function in list(stand_in.stand_ins()):
