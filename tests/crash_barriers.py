@@ -28,7 +28,11 @@ REDUNDANT: Final = {
 }  # fmt: skip
 
 #: Barriers that are needed, but not each time; when they aren't.
-SOMETIMES: Final[dict[str, str]] = {}
+_AFTER_QUARANTINE: Final = "behind a quarantined checkpoint nothing is left of the line that is forked from"
+SOMETIMES: Final = {
+    "durable.write_new < decisions._write < decisions.write_fork": _AFTER_QUARANTINE,
+    "durable.fsync_dir < durable.rename_new < decisions._write < decisions.write_fork": _AFTER_QUARANTINE,
+}
 
 #: Those that are redundant only while the others are there.
 STAND_INS: Final = frozenset({ROOT_OPENED, RUN_MADE, DECISIONS_MADE})

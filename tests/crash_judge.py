@@ -80,9 +80,9 @@ class Told:
         newest = self.head.sequence if self.head is not None else None
         return {newest} | {sequence for sequence in self.begun if sequence > (newest or 0)}
 
-    def ancestors(self, of: Acked | None) -> set[int | None]:
-        found: set[int | None] = set()
-        parent = of.parent if of is not None else None
+    def ancestors(self, of: Acked) -> set[int]:
+        found = set()
+        parent = of.parent
         while parent is not None:
             found.add(parent)
             parent = self.acked[parent].parent
@@ -111,9 +111,10 @@ def _from_disk(told: Told, state: State, seen: Seen) -> Iterator[str]:
     head = told.head
     if head is not None and seen.run_id != head.run_id:
         yield f"the run would be {seen.run_id} were each index damaged, and was {head.run_id}"
-    forked = head is not None and head.sequence == seen.latest and seen.fall_back is not None
-    if forked and seen.fall_back not in told.ancestors(head):
-        yield f"the fork was forgotten: its head is damaged, and latest is {seen.fall_back}"
+    if head is not None and head.sequence == seen.latest and seen.fall_back is not None:
+        line = told.ancestors(head)
+        if seen.fall_back not in (line if line - told.may_go - told.condemned else line | {0}):
+            yield f"the fork was forgotten: its head is damaged, and latest is {seen.fall_back}"
 
 
 def _checkpoints(told: Told, tree: Tree) -> Iterator[str]:

@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 
 from ckptd.disk.series import latest_valid, read_series
-from ckptd.errors import CkptdError
+from ckptd.errors import CkptdError, NoValidCheckpoint
 from ckptd.names import DECISIONS_DIR, INDEX_FILE
 from crash_daemon import RUN, Daemon, Deaf, root_in
 from crash_place import Ground, steady
@@ -53,7 +53,7 @@ class Seen:
 
     Attributes:
         latest: The sequence of `latest_valid`, from disk alone.
-        fall_back: The same, were the index of the latest damaged; only where the latest has forked the line.
+        fall_back: The same, were the index of the latest damaged, 0 for none; only where the latest has forked the line.
         run_id: The run's, were the index of each checkpoint damaged.
         after: After a recovery.
     """
@@ -122,11 +122,16 @@ class Eye:
         return None if found is None else found.sequence
 
     def _fall_back(self, tree: Tree, latest: int | None) -> int | None:
-        heads = [name for name, index in indexes(tree).items() if index.get("sequence") == latest]
-        if latest is None or not heads or indexes(tree)[heads[0]]["parent"] in (latest - 1, None):
+        heads = {
+            name: index["parent"] for name, index in indexes(tree).items() if index.get("sequence") == latest
+        }
+        if latest is None or not heads or (latest - 1) in (*heads.values(), 0):
             return None
-        with damaged(self._root / RUN / heads[0] / INDEX_FILE):
-            return self._latest()
+        with damaged(self._root / RUN / next(iter(heads)) / INDEX_FILE):
+            try:
+                return self._latest() or 0
+            except NoValidCheckpoint:
+                return 0
 
     def _recover(self) -> str:
         with Daemon(Deaf(), self._ground.folder) as daemon:

@@ -193,10 +193,11 @@ class Ours(Tool):
     def save(self, folder: Path) -> None:
         import ckptd
 
-        with ckptd.Client(root=folder / "root", run="r", daemon="off", rng=False) as client:
+        with ckptd.Client(root=folder / "root", run="r", daemon="off") as client:
             for step in (1, 2):
                 tell(folder, "begun", step)
-                client.snapshot(step, state_of(step)).wait("committed", timeout_s=60)
+                state = {"model": state_of(step)["model"], "train": {"step": step}}
+                client.snapshot(step, state).wait("committed", timeout_s=60)
                 tell(folder, "acked", step)
 
     def pick(self, folder: Path) -> Path | None:
@@ -210,7 +211,8 @@ class Ours(Tool):
     def load_one(self, path: Path) -> str:
         import ckptd
 
-        return step_in(ckptd.load(path))
+        state = ckptd.load(path)
+        return step_in({"model": state["model"], "step": state["train"]["step"]})
 
 
 TOOLS: dict[str, type[Tool]] = {

@@ -9,11 +9,13 @@ from part import Part
 
 #: Name → its share of the time against the others'.
 WEIGHTS: Final[dict[str, float]] = {
+    "crash": 1.0,
     "kill_points": 1.0,
     "kills": 2.0,
     "damage": 0.5,
     "histories": 2.0,
     "hostile": 0.5,
+    "faults": 1.0,
     "soak": 2.0,
 }
 
