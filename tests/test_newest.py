@@ -24,6 +24,7 @@ from ckptd.errors import CkptdError
 from ckptd.format.records import index_to_bytes, read_index
 from ckptd.names import step_folder, work_folder
 from ckptd_daemon.series.catalogue import Catalogue
+from ckptd_daemon.series.policy import RetentionPolicy
 from run_damage import flip, quarantine, rewound
 from snapshots import Writer, data_for, descriptor
 
@@ -118,6 +119,11 @@ def a_new_line_whose_head_is_gone(writer: Writer) -> None:
     head.rename(head.with_name(work_folder("trash", 8)))
 
 
+def a_new_line_whose_head_is_gone_and_forgotten(writer: Writer) -> None:
+    a_new_line_whose_head_is_gone(writer)
+    sum_up(writer)
+
+
 def a_copy_of_the_newest(writer: Writer) -> None:
     newest = three(writer)
     shutil.copytree(newest, newest.with_name(newest.name + ".2"))
@@ -143,7 +149,9 @@ def a_folder_replaced_by_a_newer_one(writer: Writer) -> None:
 
 def a_foreign_one_that_is_newer(writer: Writer) -> None:
     newest = three(writer)
-    index = dataclasses.replace(read_index(newest), sequence=9, step=9, run_id="f" * 32)
+    index = dataclasses.replace(
+        read_index(newest), sequence=9, step=9, run_id="f" * 32, parent=3, lineage=((1, 9),), snapshot=9
+    )
     foreign = shutil.copytree(newest, newest.with_name(step_folder(9)))
     (foreign / "index.json").write_bytes(index_to_bytes(index))
 
@@ -182,7 +190,8 @@ CASES: list[Callable[[Writer], None]] = [
     nothing, another_commit, a_lower_step_later, a_bit_of_the_newest, the_newest_ones_index,
     the_newest_without_a_file, the_newest_quarantined, one_quarantined_that_the_index_has_forgotten,
     the_newest_in_trash, an_old_one_in_trash, another_line,
-    a_new_line_whose_head_is_damaged, a_new_line_whose_head_is_gone, a_copy_of_the_newest,
+    a_new_line_whose_head_is_damaged, a_new_line_whose_head_is_gone,
+    a_new_line_whose_head_is_gone_and_forgotten, a_copy_of_the_newest,
     a_copy_of_an_old_one_in_the_place_of_the_newest, a_folder_replaced_by_a_newer_one,
     a_foreign_one_that_is_newer, a_damaged_decision, a_garbled_run_index, a_link_and_a_file_of_such_names,
     nothing_verified, nothing_there,
@@ -326,6 +335,21 @@ def test_what_index_and_recent_say_together_is_what_is_known(writer: Writer) -> 
         assert {row.name for row in said.checkpoints} >= {row.name for row in known.checkpoints}
         assert said.highest_sequence == known.highest_sequence
     assert len(written) < 5
+
+
+def test_a_mark_that_was_taken_back_is_in_neither(writer: Writer) -> None:
+    newest = three(writer)
+    catalogue = Catalogue(writer.root, writer.run)
+    catalogue.open()
+    catalogue.write_index()  # with all marks, as the first of each process
+    position = catalogue.position_for(descriptor(4), 4)
+    catalogue.added(commit_snapshot(writer.run_dir, descriptor(4), data_for(4), position))
+    flip(newest / "ckpt.pt")
+    catalogue.apply_retention(RetentionPolicy(keep_last=9))
+    catalogue.write_index()
+    said = read_run_index(writer.run_dir)
+    assert said is not None
+    assert {mark.name for mark in said.marks} == {step_folder(1), step_folder(2)}
 
 
 def test_many_that_the_index_does_not_know_are_read_as_a_whole_run_is(writer: Writer) -> None:
