@@ -107,6 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--into", type=Path, help="a page whose table between the markers is replaced")
     into = parser.parse_args().into
+    into = into and into.resolve()  # FUSE changes the working folder
     made = "\n".join(table())
     if into is None:
         print(made)
