@@ -245,7 +245,7 @@ def test_what_is_committed_between_listing_and_index_is_found_by_another_look(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three(writer)
-    real = by_index.read_recent
+    real = read_recent
 
     def committed_before(run_dir: Path) -> Recent | None:
         monkeypatch.setattr(by_index, "read_recent", real)
