@@ -83,6 +83,8 @@ class World:
         """Let things happen for so long."""
         self._note("policy", time.monotonic(), RUNS, keep_last=KEEP_LAST)
         self._start_daemon()
+        self._start_trainers()
+        wait_until(lambda: self.told("committed") > 0, timeout_s=180)
         ends = time.monotonic() + seconds
         chances = {
             self._ask_latest: 30, self._list: 20, self._kill_trainer: 2, self._kill_daemon: 2, self._end_daemon: 1,
@@ -111,6 +113,10 @@ class World:
             for path in sorted(self._logs.glob("trainer-*"))
             for line in path.read_text().splitlines()
         ]  # fmt: skip
+
+    def told(self, state: str) -> int:
+        """How many snapshots their clients know to be in this state."""
+        return sum(path.read_text().count(f'"state": "{state}"') for path in self._logs.glob("trainer-*"))
 
     def died(self) -> list[str]:
         """Trainers that ended by something that no trainer expects."""

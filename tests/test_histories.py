@@ -23,10 +23,9 @@ def folder(places: Path, tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.timeout(600)
 def test_a_history_in_which_everything_dies_keeps_every_promise(folder: Path) -> None:
     with World(folder, 7) as world:
-        world.live(5.0)
+        world.live(3.5)
+        while world.told("verified") < 10 or not world.done["asked"]:  # a busy machine
+            world.live(1.0)
         events = world.end()
     assert world.died() == []
     assert check(events) == []
-    assert world.done["asked"] > 0
-    saved = {event["identity"] for event in events if event["op"] == "told" and event["state"] == "verified"}
-    assert len(saved) > 10

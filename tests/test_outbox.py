@@ -11,6 +11,7 @@ import pytest
 from ckptd.errors import (
     CheckpointWarning,
     CorruptCheckpoint,
+    NoDaemon,
     NoSpace,
     OutcomeUnknown,
     ProtocolError,
@@ -130,6 +131,17 @@ def test_a_snapshot_unknown_to_the_daemon_is_pushed_again_while_its_slot_holds_i
     assert staged.ticket.state == "unknown"
     with pytest.raises(OutcomeUnknown, match="step 10 may be saved or not"):
         failures.surface(0.0)
+
+
+def test_a_daemon_that_leaves_fails_no_snapshot_the_next_one_takes_it(
+    outbox: Outbox, slot: Slot, failures: Failures
+) -> None:
+    staged = stage(outbox, slot)
+    outbox.refused(1, NoDaemon("the daemon is leaving"))
+    assert (staged.ticket.state, outbox.staged) == ("staged", [staged])
+    failures.surface(0.0)
+    outbox.take(notice("committed"), 0.0)  # by the next one
+    assert staged.ticket.state == "committed"
 
 
 def test_a_refused_push_counts_only_while_the_slot_still_holds_the_snapshot(

@@ -11,7 +11,7 @@ import weakref
 from pathlib import Path
 from typing import Final, cast
 
-from ckptd.errors import CkptdError, OutcomeUnknown, SaveFailed
+from ckptd.errors import CkptdError, NoDaemon, OutcomeUnknown, SaveFailed
 from ckptd.link.failures import Failure, Failures
 from ckptd.link.staging import Staged
 from ckptd.link.ticket import Ticket, TicketState
@@ -65,6 +65,8 @@ class Outbox:
 
     def refused(self, snapshot: int, error: CkptdError) -> None:
         """The push of this snapshot was refused."""
+        if isinstance(error, NoDaemon):
+            return  # that daemon leaves: the slot is kept, the next one adopts it, and is asked for it
         staged = self._staged.get(snapshot)
         if staged is not None and not staged.in_slot(SlotState.SEALED):
             return  # its slot moved on: an earlier push of it was accepted, and how that ends will be told
