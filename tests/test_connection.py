@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 
 from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import NoDaemon, ProtocolError, RunTaken, TimedOut
+from ckptd.link import connection as connection_module
 from ckptd.link import wire
 from ckptd.link.connection import Connection, connect
 from ckptd_places import places
@@ -131,6 +135,26 @@ def test_a_dead_daemons_last_words_are_heard_before_its_death(
         assert len(connection.poll(5)) == 1
     with pytest.raises(NoDaemon):
         connection.poll(5)
+
+
+def test_a_connection_that_a_living_daemon_has_ended_is_lost_after_a_while_and_another_one_serves(
+    root: Root, connection: Connection, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.ask(wire.Status(id=0), wire.StatusReply, 5)
+    monkeypatch.setattr(connection_module, "_CUT_FOR_S", 0.3)
+    for fd in map(
+        int, os.listdir("/proc/self/fd")
+    ):  # the fake is of this process: the sockets that it has accepted
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
+            named = str(one.getsockname()) == fake.record.endpoint.removeprefix("ipc://")
+            if named and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                one.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(NoDaemon, match="ended the connection"):
+        connection.poll(30)
+    assert not connection.alive() and fake.record.alive()
+    again = connect(root, timeout_s=5)
+    again.ask(wire.Status(id=0), wire.StatusReply, 5)
+    again.close()
 
 
 def test_a_stopped_daemon_costs_the_bound_and_the_error_says_that_it_is_stopped(

@@ -33,6 +33,7 @@ CONNECT_TIMEOUT_S: Final = 5.0  #: default bound of connect()
 
 _SLICE_S: Final = 0.1  # how long a wait goes on before it looks whether the daemon still lives
 _MAX_QUEUED: Final = 10_000
+_CUT_FOR_S: Final = 2.0  # a daemon that leaves ends its connections too, and is gone soon after
 
 R = TypeVar("R", bound=wire.Message)
 
@@ -93,6 +94,8 @@ class Connection:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         # A daemon's socket name is never used again, so there is nothing to reconnect to.
         self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._cuts = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._cut_at: float | None = None
         try:
             self.route.prepare(self._socket)
             self._socket.connect(self.route.endpoint)
@@ -105,8 +108,8 @@ class Connection:
         return f"Connection({self.root.path}, pid {self.record.pid}, {state})"
 
     def alive(self) -> bool:
-        """Whether the daemon process still runs (a stopped one does)."""
-        return self.record.alive()
+        """Whether the daemon process still runs (a stopped one does), and has not ended this connection for good."""
+        return self.record.alive() and not self._is_cut()
 
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the daemon has taken the connection. Raises NoDaemon or TimedOut."""
@@ -196,6 +199,8 @@ class Connection:
     def close(self) -> None:
         """Close the socket. Waits for nothing; may be called twice, and in a forked child."""
         if os.getpid() == self._owner_pid and not self._socket.closed:
+            self._socket.disable_monitor()
+            self._cuts.close(linger=0)
             self._socket.close(linger=0)
             self._context.term()
 
@@ -223,12 +228,23 @@ class Connection:
             if time.monotonic() >= deadline:
                 return None
 
+    def _is_cut(self) -> bool:
+        if self._socket.closed or os.getpid() != self._owner_pid:  # a forked child leaves it alone
+            return False
+        if self._cut_at is None and self._cuts.poll(0):
+            self._cut_at = time.monotonic()
+        return self._cut_at is not None and time.monotonic() - self._cut_at >= _CUT_FOR_S
+
     def _check_alive(self) -> None:
-        if not self.alive():
+        where, pid = str(self.root.path), self.record.pid
+        if not self.record.alive():
+            todo = how_to_start(self.root)
+            raise NoDaemon("the daemon has died", where=where, seen=f"pid {pid} is gone", todo=todo)
+        if self._is_cut():
+            todo = "attach again; see its log"
             raise NoDaemon(
-                "the daemon has died", where=str(self.root.path), seen=f"pid {self.record.pid} is gone",
-                todo=how_to_start(self.root),
-            )  # fmt: skip
+                "the daemon has ended the connection", where=where, seen=f"pid {pid} lives", todo=todo
+            )
 
     def _no_answer(self, to: str, timeout_s: float) -> CkptdError:
         pid = self.record.pid

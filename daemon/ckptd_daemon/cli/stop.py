@@ -40,7 +40,7 @@ def _ask(connection: Connection, grace_s: float, deadline: float) -> None:
 
 
 def _wait_until_gone(connection: Connection, deadline: float, timeout_s: float) -> None:
-    while connection.alive():
+    while connection.record.alive():
         if _left(deadline) <= 0:
             record = connection.record
             raise TimedOut(
