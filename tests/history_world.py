@@ -198,7 +198,7 @@ class World:
         found = _listed(self.root / run)
         if len(found) < KEEP_LAST:
             return
-        victim = self._chance.choice(found)
+        victim = self._chance.choice([*found, max(found, key=lambda each: each["sequence"])])
         call = time.monotonic()
         path = self.root / run / victim["name"]
         done = False
@@ -210,6 +210,7 @@ class World:
             done = True
             self.done[what] += 1
         self._note("hit", call, [run], identity=victim["identity"], what=what, done=done)
+        self._ask_latest(run)  # before the verifier knows
 
     def _damage(self) -> None:
         self._hit("damage")
@@ -222,8 +223,8 @@ class World:
 
     # --- what is seen -------------------------------------------------------------------------------
 
-    def _ask_latest(self) -> None:
-        run = self._chance.choice(RUNS)
+    def _ask_latest(self, run: str = "") -> None:
+        run = run or self._chance.choice(RUNS)
         call, error, found = time.monotonic(), "", None
         try:
             found = ckptd.latest_valid(self.root, run)
