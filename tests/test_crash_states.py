@@ -108,7 +108,7 @@ def test_every_barrier_is_needed_or_said_to_be_redundant(traced: Callable[[str],
     barriers = {barrier for trace in traces.values() for barrier in trace.syncs().values()}
     missed = {}
     for barrier in sorted(barriers):
-        most = 30 if barrier in REDUNDANT else None
+        most = 10 if barrier in REDUNDANT else None
         bites = any(without_it(trace, {barrier}, eye, most=most) for trace in traces.values())
         if bites == (barrier in REDUNDANT):
             missed[barrier] = "isn't redundant" if bites else "could be taken out"
