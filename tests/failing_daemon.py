@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ import ckptd
 from ckptd.errors import CkptdError, NoDaemon
 from ckptd.names import parse_step_folder, parse_work_folder
 from ckptd_places import daemon_of, end_daemon
+from fake_daemon import wait_until
 from kept_promises import says_too_little
 from nth_call import Orders, environment, failing, orders_of
 
@@ -53,6 +55,9 @@ class Trainer:
 
     def close(self) -> None:
         self._leave()
+        if (record := daemon_of(self.root)) is not None:
+            os.kill(record.pid, signal.SIGTERM)
+            wait_until(lambda: not record.alive())
         end_daemon(self.root)
 
     def round(
@@ -78,6 +83,17 @@ class Trainer:
         self._attach(wrong, well=True)
         self._save(wrong, well=True, pending=pending)
         return met, [*wrong, *self._looked()]
+
+    def between(self, begin: Callable[[], None], end: Callable[[], None]) -> list[str]:
+        """A snapshot while something else makes calls fail, and one more after that: what is wrong."""
+        wrong = list[str]()
+        begin()
+        try:
+            self._save(wrong, well=False)
+        finally:
+            end()
+        self._save(wrong, well=True)
+        return [*wrong, *self._looked()]
 
     def _kill_daemon(self) -> ckptd.Ticket | None:
         """It is killed with a snapshot that was just sealed: the next one adopts it, or has it on disk."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ckptd.disk.lock import RootLock
 from ckptd.disk.rootdir import Root
-from ckptd.disk.slot_folder import record_root
+from ckptd.disk.slot_folder import record_root, remove_slot_folder
 from ckptd.disk.verification import check
 from ckptd.disk.write_mode import Mode, WriteMode
 from ckptd.errors import CkptdError
@@ -76,6 +76,9 @@ class Machine:
 
     def stop(self) -> None:
         self._up.close()
+        if self.serves:
+            with contextlib.suppress(OSError):
+                remove_slot_folder(self._slots)
         self.serves = False
 
     def write(self, make: Any = descriptor, **changes: Any) -> Written | None:

@@ -97,7 +97,7 @@ STORIES: Final[dict[str, Story]] = {
     "the same in one large file, through the page cache": Story(save, served, "early"),
     "a rewind: a decision is recorded": Story(save, rewind, anew=True),
     "a checkpoint that is corrupt": Story(quarantine, served, anew=True),
-    "a start after a crash": Story(start, a_crash, starts=True),
+    "a start after a crash": Story(start, a_crash, anew=True, starts=True),
 }  # type: ignore[dict-item]
 
 
@@ -128,10 +128,10 @@ def tell(
             machine = Machine(folder / f"{kind}-{number}", orders, story.mode)
         try:
             told = _round(story, machine, orders, (kind, number, how(number)), lasting)
+            yield told
         except BaseException:
             machine.stop()
             raise
-        yield told
         if story.anew or told.met == 0:
             machine.stop()
         if told.met == 0:

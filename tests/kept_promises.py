@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +49,10 @@ class Promised:
         if base is not None:
             self._let_go(folder.parent)
             self.abandoned |= {known for known in (*self.acked, *self.unknown) if known > base}
-        self.acked[sequence] = (folder.name, files_in(folder))
+        files: dict[str, bytes] = {}
+        with contextlib.suppress(OSError):  # the disk may be cut off by now: that it is whole is seen later
+            files = files_in(folder)
+        self.acked[sequence] = (folder.name, files)
 
     def not_saved(
         self, key: tuple[str, int], sequence: int, error: CkptdError, base: int | None = None
@@ -81,7 +85,7 @@ class Promised:
         for sequence, (name, files) in self.acked.items():
             if sequence in self.condemned | self.gone:
                 continue
-            if not (run_dir / name).is_dir() or files_in(run_dir / name) != files:
+            if not (run_dir / name).is_dir() or (files and files_in(run_dir / name) != files):
                 yield f"{name} (sequence {sequence}) was acknowledged, and isn't there as it was"
 
     def _let_go(self, run_dir: Path) -> None:

@@ -119,6 +119,15 @@ def test_nothing_is_ever_taken_back_from_saved(state: TicketState) -> None:
     assert ticket.committed
 
 
+def test_why_an_outcome_is_unknown_is_told_as_the_daemon_says_it(slot: Slot, tmp_path: Path) -> None:
+    outbox = Outbox(CLIENT, tmp_path, Failures("warn", 60.0))
+    staged = stage(outbox, slot)
+    slot.release()
+    said = OutcomeUnknown("its name could not be made durable", where="step-000000010", todo="check the disk")
+    outbox.take(notice("unknown", error=wire.WireError.of(said)), 0.0)
+    assert str(staged.ticket.error) == str(said)
+
+
 def test_a_snapshot_unknown_to_the_daemon_is_pushed_again_while_its_slot_holds_it(
     outbox: Outbox, slot: Slot, failures: Failures
 ) -> None:
