@@ -38,7 +38,7 @@ def scrub(folder: Path, cells: list[Any], seed: int) -> dict[str, list[str]]:
             scenes[at].look()
 
     harm(0)
-    with obstructed_daemon(root, "--keep-last", "1000"):
+    with obstructed_daemon(root, "--keep-last", "1000") as daemon:
         harm(1)
         tried = [(cell, scene) for cell, scene, yes in zip(cells, scenes, done, strict=True) if yes]
         log = root / ".ckptd" / "daemon.log"
@@ -46,7 +46,10 @@ def scrub(folder: Path, cells: list[Any], seed: int) -> dict[str, list[str]]:
             if _is_to_be_found(scene):
                 wait_until(lambda scene=scene: _told(log.read_text(), scene.run, NEWEST) != "")  # type: ignore[misc]
         said = log.read_text()
-        return {" / ".join(cell): faults for cell, scene in tried if (faults := list(_judge(scene, said)))}
+        found = {" / ".join(cell): faults for cell, scene in tried if (faults := list(_judge(scene, said)))}
+        daemon.process.terminate()  # or it would leave its folder in shared memory
+        daemon.process.wait(60)
+    return found
 
 
 def _scene(master: Path, root: Path, cell: Any, run: str, committed: dict[str, dict[str, bytes]]) -> Scene:
