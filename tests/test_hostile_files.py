@@ -23,12 +23,14 @@ from ckptd.disk.decisions import read_decisions, write_birth, write_fork
 from ckptd.disk.lock import RootLock, holder
 from ckptd.disk.rootdir import Root
 from ckptd.disk.slot_folder import record_root, recorded_ids
-from ckptd.errors import BadRoot, CkptdError, CorruptCheckpoint, InvalidArgument
+from ckptd.errors import BadRoot, CkptdError, CorruptCheckpoint, InvalidArgument, ProtocolError
 from ckptd.format.plan import plan_checkpoint
 from ckptd.format.records import index_from_bytes, index_to_bytes
 from ckptd.format.strict_json import canonical
 from ckptd.format.table_rows import faults_in_files, table_from_bytes
 from ckptd.format.tensor_table import canonical_table
+from ckptd.limits import MAX_MESSAGE_BYTES, MAX_REQUEST_BYTES
+from ckptd.link import wire
 from ckptd_daemon.series.settings_file import settings_from_toml
 from snapshots import descriptor
 from test_records import INDEX
@@ -265,3 +267,9 @@ def test_files_of_the_service_folder_are_private_whatever_the_umask(
                 assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
     finally:
         os.umask(before)
+
+
+def test_a_message_over_its_limit_is_refused_unread() -> None:
+    for decode, most in ((wire.decode_request, MAX_REQUEST_BYTES), (wire.decode_stream, MAX_MESSAGE_BYTES)):
+        with pytest.raises(ProtocolError, match="too long"):
+            decode(bytes(most + 1))

@@ -19,6 +19,7 @@ from ckptd.disk.lock import RootLock
 from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.disk.slot_folder import record_root, recorded_ids
 from ckptd.errors import BadRoot, RootLocked
+from ckptd.link import route
 from daemon_parts import BareClient, DaemonProcess, Places, descriptor_of, new_client_id, places_in
 from other_user import another_user, as_another_user, only_root
 
@@ -159,3 +160,11 @@ def check_that_nothing_is_reached(places: Places) -> None:
     client.save(1, b"a" * 1000)
     client.wait_for(1, "committed")
     client.close()
+
+
+def test_a_socket_of_another_user_is_no_way_to_a_daemon(public: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(public / "s"))
+        assert route._problem(f"ipc://{public}/s") == ""
+        os.chown(public / "s", 65534, 65534)
+        assert route._problem(f"ipc://{public}/s") == "owned by user 65534"
