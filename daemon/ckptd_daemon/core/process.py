@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from ckptd import __version__
+from ckptd.disk import own_leftovers
 from ckptd.disk.lock import RootLock
 from ckptd.disk.priority import Urgency, step_back_session
 from ckptd.disk.rootdir import DaemonRecord, Root, own_start, private_dir
@@ -197,6 +198,7 @@ class Daemon:
         )  # fmt: skip
 
     def _start_helpers(self, leaving: contextlib.ExitStack) -> None:
+        leaving.callback(own_leftovers.remove, self._root.path)  # once nothing writes any more
         for worker in self._workers():
             worker.start()
             leaving.callback(worker.stop)
