@@ -91,8 +91,8 @@ def test_a_lock_that_somebody_else_holds_is_said_when_the_bound_has_passed(root:
     with RootLock(root):
         began = time.monotonic()
         with pytest.raises(RootLocked, match='daemon="off"'):
-            start_daemon(root, timeout_s=1.5)
-        assert time.monotonic() - began < 10
+            start_daemon(root, timeout_s=4)
+        assert time.monotonic() - began < 20
 
 
 def test_a_stopped_daemon_is_said_to_be_stopped(root: Root) -> None:
