@@ -66,6 +66,18 @@ def test_a_fresh_root_does_not_get_the_slots_of_a_deleted_one_that_had_its_inode
     assert Root.open(root.path, create=False).id != root.id
 
 
+@pytest.mark.parametrize("kind", ["open to others", "file", "link"])
+def test_what_is_no_private_folder_leads_to_no_root(root: Root, shm: Path, kind: str) -> None:
+    folder = root.slot_dir()
+    assert recorded_ids(shm, root.path) == [root.id]
+    if kind == "open to others":
+        folder.chmod(0o750)
+    else:
+        moved = folder.rename(shm / "elsewhere")
+        folder.symlink_to(moved) if kind == "link" else folder.touch(0o600)
+    assert recorded_ids(shm, root.path) == []
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"null", b'{"schema": "x", "path": "", "dev": 1, "ino": 2}'])
 def test_a_folder_that_says_nothing_readable_is_nobodys(root: Root, shm: Path, data: bytes) -> None:
     assert recorded_ids(shm, root.path) == [root.id]

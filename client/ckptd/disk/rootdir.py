@@ -254,5 +254,3 @@ def _make_service_dir(service: Path) -> None:
     with contextlib.suppress(FileExistsError):
         service.mkdir(mode=0o700)
     durable.sync_upwards(service.parent)  # the root too: a run's folder may have been made by who was killed
-    if not stat.S_ISDIR(os.lstat(service).st_mode):
-        raise NotADirectoryError(f"{service} is not a folder")

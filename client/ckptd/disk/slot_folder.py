@@ -98,8 +98,4 @@ def _is_private(folder: Path) -> bool:
         found = os.lstat(folder)
     except FileNotFoundError:
         return False
-    return (
-        stat.S_ISDIR(found.st_mode)
-        and found.st_uid == os.geteuid()
-        and not stat.S_IMODE(found.st_mode) & 0o077
-    )
+    return found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
