@@ -10,13 +10,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from ckptd.errors import ProtocolError
+from ckptd.disk.rootdir import Root
+from ckptd.errors import NoSpace, ProtocolError
 from ckptd.link import wire
 from ckptd.snapshot.slots import Slot
 from ckptd_daemon.core.cut_memory import surviving_cuts
+from ckptd_daemon.core.disk import Disk
+from ckptd_daemon.series.settings_file import Settings
 from daemon_parts import BareClient, DaemonProcess, Places, descriptor_of, fill_slot, new_client_id, places_in
 
 DATA = bytes(range(1, 251)) * 4000
@@ -56,6 +60,16 @@ def test_what_was_read_before_somebody_made_the_file_longer_again_is_not_believe
     os.truncate(slot.path, size)
     with pytest.raises(ProtocolError, match="cut short"):
         slot.check(slot.data[: len(DATA)], threads=1)
+
+
+def test_a_write_that_failed_when_its_slot_had_been_cut_fails_for_good(slot: Slot, tmp_path: Path) -> None:
+    def commit(*_: object, **_how: object) -> NoReturn:
+        os.truncate(slot.path, 8192)
+        raise NoSpace("the disk is full")  # alone it would be tried again
+
+    disk = Disk(Root.open(tmp_path / "root", create=True), Settings(), commit=commit)
+    with pytest.raises(ProtocolError, match="cut short"):
+        disk.write(slot, 1, lambda _: None)
 
 
 def test_a_cut_in_the_middle_of_a_hash_in_another_thread_ends_nothing(slot: Slot) -> None:

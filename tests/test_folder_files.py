@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from pipes import waits_for_the_pipe
 
 import pytest
 
@@ -44,3 +45,20 @@ def test_a_file_that_grows_meanwhile_is_read_whole_within_the_limit(
     assert read(path, 100) == b"a" * 10
     with pytest.raises(CorruptCheckpoint):
         read(path, 9)
+
+
+def test_a_link_to_a_folder_or_to_a_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"a")
+    (tmp_path / "file").symlink_to(tmp_path / "f")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    with pytest.raises(CorruptCheckpoint, match="a link"):
+        read(tmp_path / "file", 100)
+    with pytest.raises(NotADirectoryError):
+        open_folder(tmp_path / "folder")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f")
+    assert not waits_for_the_pipe(tmp_path / "f", lambda: read(tmp_path / "f", 100))
+    with pytest.raises(CorruptCheckpoint, match="not a regular file"):
+        read(tmp_path / "f", 100)

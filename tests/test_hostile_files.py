@@ -11,9 +11,9 @@ import json
 import os
 import random
 import stat
-import threading
 from collections.abc import Callable
 from pathlib import Path
+from pipes import waits_for_the_pipe
 from typing import Any
 
 import pytest
@@ -236,13 +236,7 @@ def test_a_lock_that_is_a_pipe_keeps_nobody_waiting_who_asks_for_its_holder(tmp_
     root = Root.open(tmp_path / "root", create=True)
     lock = root.service_dir / "lock"
     os.mkfifo(lock)
-    asking = threading.Thread(target=holder, args=(root,))
-    asking.start()
-    asking.join(10.0)
-    waited = asking.is_alive()
-    os.close(os.open(lock, os.O_RDWR))  # lets it go on, if it waits
-    asking.join()
-    assert not waited
+    assert not waits_for_the_pipe(lock, lambda: holder(root))
 
 
 def test_a_file_in_a_private_folders_place_is_refused_though_it_is_private(

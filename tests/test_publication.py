@@ -91,6 +91,17 @@ def test_a_removed_service_folder_is_made_again_with_lock_id_and_record(desk: De
     assert Root.open(desk.root.path, create=False).id == desk.root.id
 
 
+def test_nothing_is_put_where_a_link_in_place_of_the_service_folder_leads(desk: Desk, tmp_path: Path) -> None:
+    desk.root.service_dir.rename(tmp_path / "before")
+    (tmp_path / "elsewhere").mkdir()
+    desk.root.service_dir.symlink_to(tmp_path / "elsewhere")
+    desk.look()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    desk.root.service_dir.unlink()
+    desk.look()
+    assert desk.published()
+
+
 def test_an_id_that_somebody_made_while_the_real_one_was_gone_is_replaced(desk: Desk) -> None:
     (desk.root.service_dir / "root.json").unlink()
     assert Root.open(desk.root.path, create=False).id != desk.root.id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from pipes import waits_for_the_pipe
 
 import pytest
 
@@ -85,10 +86,11 @@ def test_a_proof_counts_for_the_generation_whose_bytes_were_hashed(slot: Slot) -
         assert not sealed.is_proven()
 
 
-def test_a_torn_proof_is_none_and_the_header_is_whole(slot: Slot) -> None:
+@pytest.mark.parametrize("at", [0, 10, 20, 40, 56])  # in each field
+def test_a_torn_proof_is_none_and_the_header_is_whole(slot: Slot, at: int) -> None:
     prove(slot)
     with slot.path.open("r+b") as file:
-        file.seek(PROOF_AT + 20)
+        file.seek(PROOF_AT + at)
         file.write(b"\xff\xff")
     assert slot.proof() is None
     assert slot.header().snapshot == 1
@@ -118,6 +120,13 @@ def test_a_file_that_was_cut_short_is_an_error_and_no_bus_error(slot: Slot) -> N
             sealed.read(0, len(DATA))
         os.truncate(slot.path, 0)
         assert not sealed.holds()
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert not waits_for_the_pipe(tmp_path / "pipe", lambda: SealedSlot(tmp_path / "pipe"))
+    with pytest.raises(ProtocolError, match="not a regular file"):
+        SealedSlot(tmp_path / "pipe")
 
 
 def test_a_changed_descriptor_is_refused(slot: Slot) -> None:
