@@ -40,7 +40,7 @@ def small_filesystem(path: Path, size: int) -> Iterator[None]:
 
 def names_in(root: Path) -> set[str]:
     """What is in the run's folder, but for its index, which comes after the acknowledgement."""
-    return {path.name for path in (root / "default").iterdir()} - {"index.json"}
+    return {path.name for path in (root / "default").iterdir()} - {"index.json", "recent.json"}
 
 
 def state_of(value: float, mib: int) -> dict[str, Any]:

@@ -43,8 +43,9 @@ def latest(root: Path) -> int | None:
 
 
 def names(root: Path) -> list[str]:
-    """All that lies in the run, but for its index."""
-    return sorted(path.name for path in (root / "default").iterdir() if path.name != "index.json")
+    """All that lies in the run, but for its index and what is recent in it."""
+    found = {path.name for path in (root / "default").iterdir()}
+    return sorted(found - {"index.json", "recent.json"})
 
 
 def settled(root: Path, *steps: int) -> None:
