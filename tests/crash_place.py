@@ -25,11 +25,12 @@ from typing import Final
 import pytest
 
 from ckptd.disk import verification
+from ckptd.disk.birth_time import born_ns
 from ckptd_daemon.series import run_view
 from crash_trace import Tree, tree_on_disk
 
 _BOUND: Final = re.compile(rb'"schema": "ckptd\.(root|slots)-v1"')
-_PLACE: Final = re.compile(rb'"(dev|ino)": [0-9]+|"(path)": "[^"]*"')
+_PLACE: Final = re.compile(rb'"(dev|ino|born)": (?:[0-9]+|null)|"(path)": "[^"]*"')
 
 
 def unbound_bytes(data: bytes) -> bytes:
@@ -47,7 +48,7 @@ def _bound(data: bytes, root: Path) -> bytes:
     if not _BOUND.search(data) or not root.exists():
         return data
     seen = root.stat()
-    said = {b"dev": seen.st_dev, b"ino": seen.st_ino, b"path": str(root)}
+    said = {b"dev": seen.st_dev, b"ino": seen.st_ino, b"born": born_ns(root), b"path": str(root)}
     return _PLACE.sub(
         lambda found: (
             b'"%s": %s' % ((key := found[1] or found[2]), json.dumps(said[key], ensure_ascii=False).encode())

@@ -48,6 +48,15 @@ def test_a_moved_root_keeps_its_id_and_a_copied_one_gets_another(tmp_path: Path)
     assert Root.open(tmp_path / "b", create=False).id == root.id
 
 
+def test_a_record_that_was_copied_with_its_root_names_nobody(tmp_path: Path) -> None:
+    root = Root.open(tmp_path / "a", create=True)
+    record().write(root)
+    shutil.copytree(tmp_path / "a", tmp_path / "c")
+    assert DaemonRecord.read(Root.for_reading(tmp_path / "c")) is None
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert DaemonRecord.read(Root.for_reading(tmp_path / "b")) == record()
+
+
 def test_a_damaged_id_file_is_replaced(tmp_path: Path) -> None:
     Root.open(tmp_path / "a", create=True)
     for data in (b"", b"{}", b"null", b'{"schema": "ckptd.root-v1", "id": "../../x", "dev": 1, "ino": 2}'):

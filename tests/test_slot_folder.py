@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 
 from ckptd.disk import slot_folder
+from ckptd.disk.birth_time import born_ns
 from ckptd.disk.rootdir import Root
 from ckptd.disk.slot_folder import RECORD, record_root, recorded_ids, remove_slot_folder
 from ckptd.errors import BadRoot
@@ -64,6 +66,33 @@ def test_a_root_that_was_moved_keeps_its_slots_even_when_its_id_is_lost(root: Ro
 def test_a_fresh_root_does_not_get_the_slots_of_a_deleted_one_that_had_its_inode(root: Root) -> None:
     shutil.rmtree(root.service_dir)  # as good as a new folder with a recycled inode
     assert Root.open(root.path, create=False).id != root.id
+
+
+def test_a_root_that_has_the_inode_of_a_deleted_one_gets_none_of_its_slots(
+    root: Root, shm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    id_file(root.path).write_text("{}")  # another root's that was put in its place: it says another inode
+    assert recorded_ids(shm, root.path) == [root.id]
+    monkeypatch.setattr(slot_folder, "born_ns", lambda _path: 5)
+    assert recorded_ids(shm, root.path) == []
+    assert Root.open(root.path, create=False).id != root.id
+
+
+def test_a_folder_made_anew_has_another_birth_time_where_those_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    born = born_ns(tmp_path / "a")
+    if born is None:
+        pytest.skip("this file system keeps no birth times")
+    os.utime(tmp_path / "a", (1, 1))
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert born_ns(tmp_path / "b") == born
+    (tmp_path / "b").rmdir()
+    time.sleep(0.02)  # a kernel's clock of files goes in steps of up to 10 ms
+    (tmp_path / "a").mkdir()
+    assert born_ns(tmp_path / "a") != born
+    assert born_ns(Path("/proc")) is None
+    with pytest.raises(FileNotFoundError):
+        born_ns(tmp_path / "none")
 
 
 @pytest.mark.parametrize("kind", ["open to others", "file", "link"])

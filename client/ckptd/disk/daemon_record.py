@@ -1,7 +1,8 @@
 """daemon.json: who serves a root. And whether a process is still the one it was.
 
 A process is known by pid *and* start time: a pid alone is reused. The record says where to knock; the truth
-about "one writer per root" is the lock, never this file.
+about "one writer per root" is the lock, never this file. It says which folder it is of: in a copy of a root it names
+the daemon of the original, which must not be taken for the copy's.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class DaemonRecord:
 
     @classmethod
     def read(cls, root: Root) -> DaemonRecord | None:
-        """The record of root, or None when there is none that can be read."""
+        """The record of root, or None when there is none that can be read, or it is another root's, copied."""
         path = root.service_dir / _FILE
         try:
             folder = open_folder(path.parent)
@@ -65,14 +66,18 @@ class DaemonRecord:
                 data = read_small_file(folder, _FILE, str(path), _MOST_BYTES)
             finally:
                 os.close(folder)
-            return cls(**_checked(parse(data, where=str(path), max_bytes=_MOST_BYTES), str(path)))
+            obj = parse(data, where=str(path), max_bytes=_MOST_BYTES)
+            if not isinstance(obj, dict) or obj.pop("root", None) != _place_of(root):
+                return None
+            return cls(**_checked(obj, str(path)))
         except (OSError, CorruptCheckpoint):
             return None  # an absent and a damaged record mean the same: nobody to knock at
 
     def write(self, root: Root) -> None:
         """Publish this record. The caller holds the root's lock."""
         said = {name: value for name, value in asdict(self).items() if self.tcp or name not in _OF_TCP}
-        durable.replace_file(root.service_dir / _FILE, [canonical({"schema": _SCHEMA, **said})], sync=False)
+        record = {"schema": _SCHEMA, "root": _place_of(root), **said}
+        durable.replace_file(root.service_dir / _FILE, [canonical(record)], sync=False)
 
     def remove(self, root: Root) -> None:
         """Withdraw this record, unless another daemon has replaced it. The caller holds the root's lock."""
@@ -83,6 +88,12 @@ class DaemonRecord:
     def alive(self) -> bool:
         """Whether that very process still runs (on this machine, in this pid namespace)."""
         return process_started(self.pid) == self.pid_started
+
+
+def _place_of(root: Root) -> dict[str, int]:
+    """What tells this root from a copy of it."""
+    found = root.path.stat()
+    return {"dev": found.st_dev, "ino": found.st_ino}
 
 
 def process_started(pid: int) -> int | None:

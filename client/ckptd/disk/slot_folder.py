@@ -1,4 +1,5 @@
-"""What the folder of a root's slots says of its root: a small file, `root.json`, with path, device and inode.
+"""What the folder of a root's slots says of its root: a small file, `root.json`, with path, device, inode and
+birth time.
 
 The root's id leads to its slots. When the id is lost (somebody removed or damaged the root's own file), this
 leads from the slots back to the root, so that what was sealed in them is still written, and the memory freed.
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ckptd.disk import durable, leftovers
+from ckptd.disk.birth_time import born_ns
 from ckptd.disk.folder_files import open_folder, read_small_file
 from ckptd.errors import CorruptCheckpoint
 from ckptd.format.strict_json import canonical, parse
@@ -36,8 +38,7 @@ def record_root(folder: Path, root: Path) -> None:
         OSError: It can't; what it said before is untouched.
     """
     leftovers.sweep(folder)
-    found = root.stat()
-    wanted = {"schema": _SCHEMA, "path": os.fsdecode(root), "dev": found.st_dev, "ino": found.st_ino}
+    wanted = {"schema": _SCHEMA, "path": os.fsdecode(root), **_folder_of(root)}
     if _recorded(folder) != wanted:
         durable.replace_file(folder / RECORD, [canonical(wanted)], sync=False)  # memory: nothing to sync
 
@@ -45,7 +46,8 @@ def record_root(folder: Path, root: Path) -> None:
 def recorded_ids(parent: Path, root: Path) -> list[str]:
     """The ids of the slot folders in `parent` that are ours and say they are this root's, newest first.
 
-    A root that was copied is another folder, with another inode, so it never gets the slots of the first.
+    A root that was copied is another folder, with another inode, so it never gets the slots of the first; nor does
+    one that has the inode of a root that was deleted: it was made later.
 
     Raises:
         OSError: They can't be looked through now, so nobody can say that there are none.
@@ -54,14 +56,14 @@ def recorded_ids(parent: Path, root: Path) -> list[str]:
         names = os.listdir(parent)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = root.stat()
+    wanted = _folder_of(root)
     held = []
     for name in names:
         match = _NAME.fullmatch(name)
         if match is None or int(match[1]) != os.geteuid() or not _is_private(parent / name):
             continue
         said = _recorded(parent / name)
-        if said is not None and (said["dev"], said["ino"]) == (found.st_dev, found.st_ino):
+        if said is not None and {name: said[name] for name in wanted} == wanted:
             held.append((os.lstat(parent / name).st_mtime_ns, match[2]))
     return [root_id for _, root_id in sorted(held, reverse=True)]
 
@@ -88,9 +90,16 @@ def _recorded(folder: Path) -> dict[str, Any] | None:
             os.close(fd)
     except (FileNotFoundError, NotADirectoryError, CorruptCheckpoint):
         return None
-    if not isinstance(obj, dict) or set(obj) != {"schema", "path", "dev", "ino"} or obj["schema"] != _SCHEMA:
+    names = {"schema", "path", "dev", "ino", "born"}
+    if not isinstance(obj, dict) or set(obj) != names or obj["schema"] != _SCHEMA:
         return None
     return obj
+
+
+def _folder_of(root: Path) -> dict[str, int | None]:
+    """What tells this folder from any other, also from one that was deleted."""
+    found = root.stat()
+    return {"dev": found.st_dev, "ino": found.st_ino, "born": born_ns(root)}
 
 
 def _is_private(folder: Path) -> bool:
