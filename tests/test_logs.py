@@ -87,3 +87,18 @@ def test_the_librarys_log_lines_do_not_print_by_themselves_in_a_trainer() -> Non
     code = "import logging; logging.basicConfig(); " + code
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "outbox.something" in done.stderr  # who sets logging up still gets them
+
+
+def test_a_log_that_can_not_be_looked_at_for_a_while_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with Logs(tmp_path / "daemon.log", to_stdout=False) as made:
+        with monkeypatch.context() as without:
+            without.setattr(Path, "exists", closed)
+            log.info("line number=1")
+            made.flush()
+        log.info("line number=2")
+    assert [line[-1] for line in (tmp_path / "daemon.log").read_text().splitlines()] == ["1", "2"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import select
 import threading
 from collections.abc import Callable, Iterator
@@ -103,3 +104,21 @@ def test_a_job_that_was_withdrawn_is_never_done_and_one_that_has_begun_can_not_b
     go_on.set()
     deliver_until(worker, lambda: len(results) == 2)
     assert results == ["first", "third"]
+
+
+def test_a_result_that_can_not_be_announced_is_delivered_when_the_loop_looks_by_itself(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    results: list[str] = []
+    done = threading.Event()
+    with monkeypatch.context() as without:
+        without.setattr(os, "eventfd_write", full)
+        worker.submit(lambda: "first", results.append)
+        worker.submit(done.set, lambda _: None)
+        worker.start()
+        assert done.wait(30)  # the thread lives
+    worker.deliver()
+    assert results == ["first"]

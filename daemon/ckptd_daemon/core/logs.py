@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import logging.handlers
@@ -93,9 +94,10 @@ class _LogFile(logging.handlers.RotatingFileHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         path = Path(self.baseFilename)
-        if self.stream and not path.exists() and path.parent.is_dir():
-            self.stream.close()
-            self.stream = None
+        with contextlib.suppress(OSError):  # it can't be told now: the log's thread must live
+            if self.stream and not path.exists() and path.parent.is_dir():
+                self.stream.close()
+                self.stream = None
         super().emit(record)
 
     def _open(self) -> io.TextIOWrapper:

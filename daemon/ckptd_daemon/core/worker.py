@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
@@ -65,14 +66,13 @@ class Worker:
     def post(self, call: Callable[[], None]) -> None:
         """From inside a job: have the loop call this, before anything the job returns."""
         self._results.append(call)
-        os.eventfd_write(self._wake, 1)
+        with contextlib.suppress(OSError):  # the loop looks by itself too, if later; this thread must live
+            os.eventfd_write(self._wake, 1)
 
     def deliver(self) -> None:
         """Call back for everything that came in. A callback that raises is logged, and the others go on."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
-        except BlockingIOError:
-            return
         while self._results:
             try:
                 self._results.popleft()()
