@@ -96,9 +96,11 @@ def test_a_log_that_can_not_be_looked_at_for_a_while_is_written_all_the_same(
         raise PermissionError(13, "Permission denied", str(path))
 
     with Logs(tmp_path / "daemon.log", to_stdout=False) as made:
+        log.info("line number=1")
+        made.flush()
         with monkeypatch.context() as without:
             without.setattr(Path, "exists", closed)
-            log.info("line number=1")
+            log.info("line number=2")
             made.flush()
-        log.info("line number=2")
-    assert [line[-1] for line in (tmp_path / "daemon.log").read_text().splitlines()] == ["1", "2"]
+        log.info("line number=3")
+    assert [line[-1] for line in (tmp_path / "daemon.log").read_text().splitlines()] == ["1", "2", "3"]
