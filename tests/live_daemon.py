@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ckptd.disk.rootdir import DaemonRecord, Root
+from ckptd.names import INDEX_FILE, RECENT_FILE
 from told_signals import hearing_ctrl_c
 
 TIMEOUT_S = 60.0
@@ -70,6 +71,12 @@ def wait_until(true: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
     while not true():
         assert time.monotonic() < deadline, "it didn't happen"
         time.sleep(0.01)
+
+
+def files_of_run(run_dir: Path) -> dict[str, bytes | str]:
+    """files_below of a run, less what its daemon sums up there whenever it comes to it: those are caches."""
+    caches = {str(run_dir / name) for name in (INDEX_FILE, RECENT_FILE)}
+    return {path: content for path, content in files_below(run_dir).items() if path not in caches}
 
 
 def files_below(folder: Path) -> dict[str, bytes | str]:

@@ -17,7 +17,7 @@ import pytest
 import ckptd as library
 from ckptd import errors
 from ckptd.disk.rootdir import DaemonRecord, Root, process_started
-from live_daemon import ckptd, detached, end, files_below, record_of
+from live_daemon import ckptd, detached, end, files_below, files_of_run, record_of
 from made_series import Made
 
 _DROP_FROM_BOUNDING_SET, _DAC_OVERRIDE = 24, 1
@@ -142,12 +142,12 @@ def test_a_second_live_client_is_refused_and_the_first_goes_on(root: Path) -> No
     )
     with detached(root), library.Client(root=root, run="gpt", daemon="attach") as client:
         client.snapshot(1, state).wait("verified", timeout_s=60)
-        before = files_below(root / "gpt")
+        before = files_of_run(root / "gpt")
         command = [sys.executable, "-c", "import ckptd.errors\n" + program, str(root)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == errors.RunTaken.exit_code == 6, done.stderr
         assert "gpt" in done.stderr and f"pid {os.getpid()}" in done.stderr and "Traceback" not in done.stderr
-        assert files_below(root / "gpt") == before
+        assert files_of_run(root / "gpt") == before
         client.snapshot(2, state).wait("committed", timeout_s=60)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 import ckptd as library
 from ckptd.disk.rootdir import Root
-from live_daemon import ckptd, detached, end, files_below, foreground, record_of, wait_until
+from live_daemon import ckptd, detached, end, files_of_run, foreground, record_of, wait_until
 from made_series import flip_byte
 from told_signals import stop
 
@@ -265,10 +265,10 @@ def test_queries_beside_a_living_daemon_change_nothing(root: Path) -> None:
         save(root, 100)
         ckptd("drain", "--verified", "--root", root)
         wait_until(lambda: "verified" in ckptd("list", "--root", root).stdout)
-        before = files_below(root / "default")
+        before = files_of_run(root / "default")
         for argv in (["list"], ["latest"], ["show", "latest"], ["verify", "--all"], ["status"]):
             assert ckptd(*argv, "--root", root).returncode == 0
-        assert files_below(root / "default") == before
+        assert files_of_run(root / "default") == before
 
 
 def test_interrupting_the_foreground_writes_what_was_accepted(root: Path) -> None:
