@@ -21,7 +21,9 @@ def folder(places: Path, tmp_path: Path) -> Iterator[Path]:
 
 
 # About one in five reports that a sequence was given twice (by the daemon, or wrongly by the checker: not known yet).
-@pytest.mark.skipif("CKPTD_HISTORIES" not in os.environ, reason="CKPTD_HISTORIES=1 runs it; so does scripts/torture")
+@pytest.mark.skipif(
+    "CKPTD_HISTORIES" not in os.environ, reason="CKPTD_HISTORIES=1 runs it; so does scripts/torture"
+)
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_history_in_which_everything_dies_keeps_every_promise(folder: Path) -> None:
