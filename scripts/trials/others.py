@@ -64,7 +64,8 @@ def judge(name: str, trace: Trace, folder: Path) -> dict[str, Counter[str]]:
         [sys.executable, _SAVER, "load", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True,
     ) as loader:  # fmt: skip
-        assert loader.stdin is not None and loader.stdout is not None  # noqa: S101
+        if loader.stdin is None or loader.stdout is None:
+            raise RuntimeError(f"{name}: its loader has no pipes")
         known: dict[str, str] = {}
         for state in (one for kind in _KINDS for one in states(trace, most=64, torn=True, kind=kind)):
             if state.on_disk not in known:
