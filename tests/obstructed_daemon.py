@@ -24,7 +24,8 @@ orders, write, pwritev, mkdir, opens = Path(sys.argv.pop(1)), os.write, os.pwrit
 def obey(call, path):
     while True:
         try:
-            what, where, how = orders.read_text().split()
+            order = orders.read_text()
+            what, where, how = order.split()
         except (OSError, ValueError):
             return
         if what != call or not fnmatch.fnmatch(path, where):
@@ -34,7 +35,7 @@ def obey(call, path):
         if how != "stall":
             code = getattr(errno, how)
             raise OSError(code, os.strerror(code), path)
-        orders.with_name("stalled").touch()
+        orders.with_name("stalled").write_text(order)
         time.sleep(0.005)
 
 def obedient_write(fd, data):
@@ -69,10 +70,12 @@ class ObstructedDaemon:
     def obstruct(self, call: str, path: str, how: str) -> None:
         """From now on `call` of paths like `path` stalls ("stall"), takes 50 ms more ("slow") or fails (an errno).
 
+        One order takes another's place at once: what stalls under the first is never let through between them.
+
         Args:
             call: "write", "mkdir", or "read": opening to read.
         """
-        self.clear()
+        self._orders.with_name("stalled").unlink(missing_ok=True)
         draft = self._orders.with_name("draft")
         draft.write_text(f"{call} {path} {how}")
         draft.rename(self._orders)
@@ -83,7 +86,15 @@ class ObstructedDaemon:
         self._orders.with_name("stalled").unlink(missing_ok=True)
 
     def wait_until_stalled(self) -> None:
-        wait_until(self._orders.with_name("stalled").exists)
+        """Under the order of now."""
+        order = self._orders.read_text()
+        wait_until(lambda: self._stalled() == order)
+
+    def _stalled(self) -> str:
+        try:
+            return self._orders.with_name("stalled").read_text()
+        except FileNotFoundError:
+            return ""
 
 
 @contextmanager
