@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,26 +16,21 @@ from ckptd.snapshot.slots import Slot, SlotState
 SIZE = 3 * HUGE_PAGE_BYTES + 5 * 4096
 
 
-class Libc:
-    """The real one; notes what it was asked, and fails where it is told to."""
+class Asked:
+    """What the kernel was asked to collapse, what it answered, and what it showed then."""
 
-    def __init__(self, *, deaf: bool = False) -> None:
-        self._real, self._deaf = huge_pages._libc(), deaf
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.collapsed: list[tuple[int, int, int]] = []
-        self.answers: list[int] = []
+        self.taken: list[bool] = []
         self.shown: list[str] = []
+        self._real = huge_pages.advise
+        monkeypatch.setattr(huge_pages, "advise", self._advise)
 
-    def mmap(self, *arguments: Any) -> Any:
-        return ctypes.c_void_p(-1).value if self._deaf else self._real.mmap(*arguments)
-
-    def munmap(self, *arguments: Any) -> Any:
-        return self._real.munmap(*arguments)
-
-    def madvise(self, start: int, length: int, advice: int) -> Any:
+    def _advise(self, start: int, length: int, advice: int) -> bool:
         self.collapsed.append((start, length, advice))
-        self.answers.append(self._real.madvise(start, length, advice))
+        self.taken.append(self._real(start, length, advice))
         self.shown.append(mapping_at(start))
-        return self.answers[-1]
+        return self.taken[-1]
 
 
 def mapping_at(start: int) -> str:
@@ -59,13 +52,12 @@ def folder() -> Iterator[Path]:
 def test_a_slot_asks_for_all_its_whole_huge_pages_and_gets_them_where_the_kernel_has_any(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    libc = Libc()
-    monkeypatch.setattr(huge_pages, "_libc", lambda: libc)
+    asked = Asked(monkeypatch)
     slot = Slot.create(folder / "slot", SIZE)
-    ((start, length, advice),) = libc.collapsed
+    ((start, length, advice),) = asked.collapsed
     assert (start % HUGE_PAGE_BYTES, length, advice) == (0, 3 * HUGE_PAGE_BYTES, 25)
-    if libc.answers == [0]:
-        assert f"ShmemPmdMapped: {length // 1024:8} kB" in libc.shown[0]
+    if asked.taken == [True]:
+        assert f"ShmemPmdMapped: {length // 1024:8} kB" in asked.shown[0]
     found = slot.path.stat()
     assert (found.st_size, slot.header().state) == (SIZE, SlotState.FREE)
     assert found.st_blocks * 512 >= SIZE
@@ -74,10 +66,10 @@ def test_a_slot_asks_for_all_its_whole_huge_pages_and_gets_them_where_the_kernel
 
 
 def test_a_slot_without_huge_pages_is_as_good(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    libc = Libc(deaf=True)
-    monkeypatch.setattr(huge_pages, "_libc", lambda: libc)
+    asked = Asked(monkeypatch)
+    monkeypatch.setattr(huge_pages, "map_at", lambda *_: None)
     slot = Slot.create(folder / "slot", SIZE)
-    assert libc.collapsed == []
+    assert asked.collapsed == []
     assert slot.path.stat().st_blocks * 512 >= SIZE
     slot.close()
 

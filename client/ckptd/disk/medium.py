@@ -7,7 +7,6 @@ and mapped pages without a word, so their residency is looked up afterwards. The
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
 import hashlib
@@ -19,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Literal
 
 from ckptd.disk.read_buffers import BUFFER_BYTES, buffer_pair
+from ckptd.memory_calls import map_at, residency, unmap
 
 How = Literal["direct", "dontneed", "cached"]
 
@@ -164,20 +164,11 @@ def _drop_cache(fd: int, size: int) -> bool:
 
 def _any_resident(fd: int, size: int) -> bool:
     """Whether the page cache holds any page of the file (mincore); True when that can't be told."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
-    ]  # fmt: skip
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
-    address = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-    if address in (None, ctypes.c_void_p(-1).value):
+    address = map_at(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd)
+    if address is None:
         return True
     try:
-        pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
-        if libc.mincore(address, size, pages) != 0:
-            return True
-        return any(map((1).__and__, pages.raw))
+        pages = residency(address, -(-size // mmap.PAGESIZE), mmap.PAGESIZE)
+        return pages is None or any(map((1).__and__, pages))
     finally:
-        libc.munmap(address, size)
+        unmap(address, size)

@@ -9,21 +9,18 @@ whatever /sys/kernel/mm/transparent_hugepage/shmem_enabled says. Where there are
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import mmap
 import os
-from typing import Any, Final
+from typing import Final
 
 from ckptd.limits import MIB
+from ckptd.memory_calls import FIXED, NO_ACCESS, advise, map_at, unmap
 
 __all__ = ["HUGE_PAGE_BYTES", "collapse"]
 
 HUGE_PAGE_BYTES: Final = 2 * MIB
 
 _COLLAPSE: Final = 25  # MADV_COLLAPSE
-_NO_ACCESS: Final = 0  # PROT_NONE
-_FIXED: Final = 0x10  # MAP_FIXED
-_FAILED: Final = ctypes.c_void_p(-1).value
 
 
 def collapse(fd: int, size: int) -> None:
@@ -43,26 +40,12 @@ def collapse(fd: int, size: int) -> None:
         return
     for start in range(0, whole, HUGE_PAGE_BYTES):
         os.pwrite(fd, b"\0", start)  # what is all hole isn't collapsed
-    libc = _libc()
     # A huge page has an address of its own kind: the place is picked from a range that is one longer.
-    place = libc.mmap(None, whole + HUGE_PAGE_BYTES, _NO_ACCESS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    if place in (None, _FAILED):
+    place = map_at(None, whole + HUGE_PAGE_BYTES, NO_ACCESS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if place is None:
         return
     with contextlib.ExitStack() as undo:
-        undo.callback(libc.munmap, place, whole + HUGE_PAGE_BYTES)
+        undo.callback(unmap, place, whole + HUGE_PAGE_BYTES)
         start = -(-place // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-        flags = mmap.MAP_SHARED | _FIXED
-        if libc.mmap(start, whole, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) == start:
-            libc.madvise(start, whole, _COLLAPSE)
-
-
-def _libc() -> Any:
-    """libc's own calls: Python's mmap takes no address. They let go of the GIL."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-    )  # fmt: skip
-    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return libc
+        if map_at(start, whole, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | FIXED, fd) == start:
+            advise(start, whole, _COLLAPSE)

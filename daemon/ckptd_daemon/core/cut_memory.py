@@ -13,17 +13,16 @@ import ctypes
 import mmap
 import signal
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from ckptd.limits import PAGE_ALIGNMENT
+from ckptd.memory_calls import FIXED, map_at
 from ckptd.snapshot.mapped_memory import holding
 
 __all__ = ["surviving_cuts"]
 
 _SA_SIGINFO: Final = 4
-_MAP_FIXED: Final = 0x10
 _ADDRESS_AT: Final = 16  # of si_addr in siginfo_t, where a pointer has 8 bytes
-_FAILED: Final = ctypes.c_void_p(-1).value
 
 _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -37,26 +36,17 @@ class _Action(ctypes.Structure):
     )  # fmt: skip
 
 
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-    ]  # fmt: skip
-    return libc
-
-
 @contextlib.contextmanager
 def surviving_cuts() -> Iterator[None]:
     """Within this, a watched map whose file becomes shorter reads as zeros there. For the whole process."""
     if ctypes.sizeof(ctypes.c_void_p) != 8:
         yield  # another layout: a cut slot ends the process, as everywhere
         return
-    libc, before = _libc(), _Action()
+    libc, before = ctypes.CDLL(None, use_errno=True), _Action()
 
     def caught(_number: int, info: int, _context: int) -> None:
         address = ctypes.c_void_p.from_address(info + _ADDRESS_AT).value or 0
-        if not _fill(libc, address):
+        if not _fill(address):
             libc.sigaction(signal.SIGBUS, ctypes.byref(_Action()), None)  # and at the same place again
 
     handler = _Handler(caught)  # lives as long as it may be called
@@ -68,7 +58,7 @@ def surviving_cuts() -> Iterator[None]:
         libc.sigaction(signal.SIGBUS, ctypes.byref(before), None)
 
 
-def _fill(libc: Any, address: int) -> bool:
+def _fill(address: int) -> bool:
     """Put zeros from this page on to the end of the map that has it; False when none has."""
     found = holding(address)
     if found is None:
@@ -76,7 +66,6 @@ def _fill(libc: Any, address: int) -> bool:
     memory, start = found
     memory.cut = True
     page = address - address % PAGE_ALIGNMENT
-    how = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    how = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | FIXED
     rest = start + len(memory) - page
-    mapped = libc.mmap(page, rest, mmap.PROT_READ | mmap.PROT_WRITE, how, -1, 0)
-    return bool(mapped != _FAILED)
+    return map_at(page, rest, mmap.PROT_READ | mmap.PROT_WRITE, how) is not None

@@ -1,0 +1,54 @@
+"""Maps at an address that the caller picks, which Python's mmap has no way to ask for. These let go of the GIL."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+
+__all__ = ["FIXED", "NO_ACCESS", "advise", "map_at", "residency", "unmap"]
+
+NO_ACCESS: Final = 0  #: PROT_NONE
+FIXED: Final = 0x10  #: MAP_FIXED: what was mapped there is replaced
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+)  # fmt: skip
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+
+def map_at(address: int | None, size: int, access: int, flags: int, fd: int = -1) -> int | None:
+    """mmap(2) from the beginning of the file, or without one.
+
+    Args:
+        address: Where to; None: wherever there is room.
+        size: In bytes.
+        access: mmap.PROT_READ and others, or NO_ACCESS.
+        flags: mmap.MAP_SHARED and others; FIXED with an address.
+        fd: The file.
+
+    Returns:
+        The address; None when it was refused.
+    """
+    mapped = _libc.mmap(address, size, access, flags, fd, 0)
+    return None if mapped in (None, _FAILED) else int(mapped)
+
+
+def unmap(address: int, size: int) -> None:
+    """Take away what `map_at` gave."""
+    _libc.munmap(address, size)
+
+
+def advise(address: int, size: int, advice: int) -> bool:
+    """madvise(2); whether it was taken."""
+    return bool(_libc.madvise(address, size, advice) == 0)
+
+
+def residency(address: int, pages: int, page_bytes: int) -> bytes | None:
+    """mincore(2): a byte for each page of a map, its lowest bit set where the page is in memory; None if refused."""
+    seen = ctypes.create_string_buffer(pages)
+    return seen.raw if _libc.mincore(address, pages * page_bytes, seen) == 0 else None
