@@ -44,8 +44,10 @@ class Job:
         return True
 
 
-def do_all(jobs: Sequence[Generator[None, None, Any]], urgency: Urgency, *, name: str) -> list[Any]:
-    """Do these jobs once, as many at once as there are CPUs; what came of each.
+def do_all(
+    jobs: Sequence[Generator[None, None, Any]], urgency: Urgency, *, name: str, at_once: int | None = None
+) -> list[Any]:
+    """Do these jobs once, so many at once (None: as there are CPUs); what came of each.
 
     The threads at normal priority have the priority of the calling one.
 
@@ -54,7 +56,7 @@ def do_all(jobs: Sequence[Generator[None, None, Any]], urgency: Urgency, *, name
         BaseException: What the first that failed has failed with; the others were given up.
     """
     all_jobs = [Job(steps) for steps in jobs]
-    Crew([Lane(all_jobs, len(os.sched_getaffinity(0)))], urgency, name=name).do()
+    Crew([Lane(all_jobs, at_once or len(os.sched_getaffinity(0)))], urgency, name=name).do()
     for job in all_jobs:
         if job.error is not None:
             raise job.error

@@ -7,6 +7,7 @@ and mapped pages without a word, so their residency is looked up afterwards. The
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -72,6 +73,19 @@ def hashing(
                 _set_flags(fd, flags)
     how: How = "dontneed" if uncached and _drop_cache(fd, size) else "cached"
     return (yield from _hash(fd, size, tell)), size, how
+
+
+def forget_cached(folder: int, name: str) -> None:
+    """Have whoever reads this file of the open folder next read the medium, as far as the kernel does that.
+
+    What is wrong with the file is for whoever reads it to say.
+    """
+    with contextlib.suppress(OSError):
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
 
 
 class _NotDirect(Exception):

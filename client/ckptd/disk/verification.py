@@ -20,7 +20,7 @@ from ckptd.disk.crew import do_all, in_one_step
 from ckptd.disk.entry import read_failed
 from ckptd.disk.folder_files import close_all, open_file, open_folder, read_small_file
 from ckptd.disk.index_files import IndexedFile, files_of, refuse_other_step
-from ckptd.disk.medium import How, hashing
+from ckptd.disk.medium import How, forget_cached, hashing
 from ckptd.disk.priority import Urgency
 from ckptd.disk.verification_v1 import faults_v1
 from ckptd.disk.wrong_path import refuse_wrong_path
@@ -67,21 +67,23 @@ class Report:
 
 def check(
     path: str | os.PathLike[str], *, uncached: bool = False, progress: Tell | None = None,
-    urgency: Urgency | None = None,
+    urgency: Urgency | None = None, at_once: int | None = None,
 ) -> Report:  # fmt: skip
     """Re-read a checkpoint and report every fault.
 
     Args:
         path: A checkpoint folder.
         uncached: Read the medium, not the page cache, where that is possible.
-        progress: Told the number of bytes after each piece; from several threads, one at a time.
+        progress: Told the number of bytes after each piece; from several threads, one at a time. What it raises
+            ends the check, and is raised.
         urgency: Whether somebody waits for it: else it is done at the lowest priority. Default: somebody does.
+        at_once: How many files are read at the same time. Default: as many as there are CPUs.
 
     Raises:
         ReadFailed: It can't be told: an I/O error, no permission, descriptors or memory. Says nothing about
             the checkpoint. A fault that was found all the same is reported instead.
     """
-    return _Check(Path(path), uncached, progress, urgency or Urgency()).run()
+    return _Check(Path(path), uncached, progress, urgency or Urgency(), at_once).run()
 
 
 def verify(path: str | os.PathLike[str], *, uncached: bool = False) -> Report:
@@ -126,9 +128,11 @@ def stat_signature(path: str | os.PathLike[str]) -> str:
 
 
 class _Check:
-    def __init__(self, path: Path, uncached: bool, progress: Tell | None, urgency: Urgency) -> None:
+    def __init__(
+        self, path: Path, uncached: bool, progress: Tell | None, urgency: Urgency, at_once: int | None = None
+    ) -> None:
         self.path = path
-        self._do = partial(do_all, urgency=urgency, name="ckptd-check")
+        self._do = partial(do_all, urgency=urgency, name="ckptd-check", at_once=at_once)
         self.errors: list[CorruptCheckpoint] = []
         self._uncached, self._progress = uncached, progress
         self._index: CheckpointIndex | None = None
@@ -181,6 +185,8 @@ class _Check:
 
     def _read_index(self, folder: int) -> CheckpointIndex | None:
         try:
+            if self._uncached:
+                forget_cached(folder, INDEX_FILE)
             return read_index(folder, where=str(self.path))
         except FileNotFoundError:
             # A single file of format v1 has neither; what it is, only torch could tell.
