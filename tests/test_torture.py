@@ -83,8 +83,62 @@ def test_a_part_that_breaks_off_tries_nothing_or_leaves_shared_memory_fails(
     from part import Findings
 
     monkeypatch.setenv("CKPTD_SHM_DIR", str(tmp_path))
-    assert not Findings().passed
+    found = Findings()
+    assert not found.passed
     (tmp_path / "slot-left").touch()
-    found = one_part.run("no such part", 0.0, 1, tmp_path)
+    one_part.run("no such part", 0.0, 1, tmp_path, found)
     assert not found.passed
     assert ["broke off" in found.faults[0].what, "shared memory left" in found.faults[1].what] == [True, True]
+
+
+HANGS = """
+import sys, time
+sys.path.insert(0, {trials!r})
+import one_part, parts
+from part import Part
+
+def run(minutes, seed, folder, findings):
+    findings.tried["a thing"] += 3
+    while True:
+        try:
+            print("hangs", flush=True)
+            time.sleep(600)
+        except Exception:
+            pass
+
+parts.load = lambda name: Part(name, "", run)
+sys.argv = ["one_part.py", "soak", "1", "1", {folder!r}, {report!r}]
+one_part.main()
+"""
+
+
+def test_a_part_that_hangs_tells_what_it_tried_when_it_is_told_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPTD_SHM_DIR", str(tmp_path))
+    report = tmp_path / "report.json"
+    program = HANGS.format(trials=str(TRIALS), folder=str(tmp_path), report=str(report))
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as part:
+        stdout = part.stdout
+        assert stdout is not None and stdout.readline() == "hangs\n"
+        part.terminate()
+        assert part.wait(60) == 0
+    found = json.loads(report.read_text())
+    assert found["tried"] == {"a thing": 3} and not found["passed"]
+    assert "told to end" in found["faults"][0]["what"]
+
+
+@pytest.mark.usefixtures("trials")
+def test_each_part_gets_what_it_needs_at_least_and_the_rest_is_shared() -> None:
+    import parts
+
+    names = list(parts.WEIGHTS)
+    assert names == list(parts.LEAST_MINUTES)
+    least = sum(parts.LEAST_MINUTES.values())
+    for minutes in (least, 3 * least, least / 2):
+        left, given = minutes, dict[str, float]()
+        for number, name in enumerate(names):
+            given[name] = parts.first_share(names[number:], left)
+            left -= given[name]
+        assert left == pytest.approx(0.0)
+        assert all(given[name] >= parts.LEAST_MINUTES[name] for name in names) == (minutes >= least)

@@ -28,12 +28,12 @@ _MOST: Final = 40  #: power-cut states at each point of a trace, beside those th
 
 
 class _Exploration:
-    def __init__(self, minutes: float, seed: int, folder: Path) -> None:
-        self.findings, self.deadline = Findings(), Deadline(minutes)
+    def __init__(self, minutes: float, seed: int, folder: Path, findings: Findings) -> None:
+        self.findings, self.deadline = findings, Deadline(minutes)
         self._folder, self._dice, self._seed = folder, random.Random(seed), seed
         self._eye = Eye(folder / "state", folder / "shm")
 
-    def run(self) -> Findings:
+    def run(self) -> None:
         traces = {name: self._traced(name) for name in STORIES}
         self._syncs(traces)
         rounds = 0
@@ -42,8 +42,6 @@ class _Exploration:
                 self._story(name, trace, self._seed + rounds)
             self._killed()
             rounds += 1
-        self.findings.tried["distinct trees looked at"] = self._eye.looked
-        return self.findings
 
     def _traced(self, name: str) -> Trace:
         (self._folder / name).mkdir()
@@ -63,7 +61,9 @@ class _Exploration:
     def _judge(self, name: str, state: State, seed: int) -> None:
         self.findings.tried["states"] += 1
         self.findings.tried[f"{state.kind} states"] += 1
-        for fault in faults(state, self._eye)[:1]:
+        found = faults(state, self._eye)
+        self.findings.tried["distinct trees looked at"] = self._eye.looked
+        for fault in found[:1]:
             self.findings.fault(
                 f"{name}, cut {state.cut} ({state.kind}): {fault}; on disk: {sorted(state.tree)}",
                 f"scripts/torture --only crash --seed {seed}",
@@ -101,10 +101,10 @@ class _Exploration:
         self.findings.numbers["syncs"] = {barrier: dict(counted) for barrier, counted in found.items()}
 
 
-def run(minutes: float, seed: int, folder: Path) -> Findings:
+def run(minutes: float, seed: int, folder: Path, findings: Findings) -> None:
     """As many states as there is time for, each story at least once."""
     with tempfile.TemporaryDirectory(prefix="crash-", dir=os.environ["CKPTD_SHM_DIR"]) as memory:
-        return _Exploration(minutes, seed, Path(memory)).run()
+        _Exploration(minutes, seed, Path(memory), findings).run()
 
 
 PART = Part("crash", "every state that a kill or a power cut may leave on the disk", run)

@@ -114,9 +114,9 @@ def judged(cell: Cell, reader: str, scene: damage_scene.Scene) -> list[str]:
         return damage_readers.judge(reader, scene, unreadable=unread)
 
 
-def run(minutes: float, seed: int, folder: Path) -> Findings:
+def run(minutes: float, seed: int, folder: Path, findings: Findings) -> None:
     """Every cell with every reader, again and again with other bits and pages until the time is over."""
-    found, deadline, matrix = Findings(), Deadline(minutes), Matrix(folder)
+    found, deadline, matrix = findings, Deadline(minutes), Matrix(folder)
     while True:
         for cell in cells():
             with matrix.scene(cell, seed) as scene:
@@ -142,7 +142,7 @@ def run(minutes: float, seed: int, folder: Path) -> Findings:
         shutil.rmtree(beside)
         seed += 1
         if deadline.over():
-            return found
+            return
 
 
 def _take(found: Findings, cell: Cell, reader: str, seed: int, faults: list[str]) -> None:

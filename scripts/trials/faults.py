@@ -46,9 +46,9 @@ _BELOW: Final = (
 )  # fmt: skip
 
 
-def run(minutes: float, seed: int, folder: Path) -> Findings:
+def run(minutes: float, seed: int, folder: Path, findings: Findings) -> None:
     """As scripts/torture runs it."""
-    findings, chance = Findings(), random.Random(seed)
+    chance = random.Random(seed)
     logging.disable(logging.CRITICAL)
     began = time.monotonic()
     for part, until in zip(
@@ -60,7 +60,6 @@ def run(minutes: float, seed: int, folder: Path) -> Findings:
         except pytest.skip.Exception as why:
             findings.not_tried[part.__name__.strip("_")] = str(why)
         say(f"{part.__name__}: {sum(findings.tried.values())} tried, {len(findings.faults)} faults")
-    return findings
 
 
 def _cumulated() -> Iterator[float]:

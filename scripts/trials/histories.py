@@ -14,20 +14,20 @@ from history_world import World
 _SECONDS = 20.0
 
 
-def run(minutes: float, seed: int, folder: Path) -> Findings:
+def run(minutes: float, seed: int, folder: Path, findings: Findings) -> None:
     """One history after the other, each of its own seed, until the time is over."""
-    found, deadline = Findings(), Deadline(minutes)
+    deadline = Deadline(minutes)
     while True:
         here = folder / f"history-{seed}"
         here.mkdir()
-        faults = one(here, seed, min(_SECONDS, max(5.0, deadline.left_s())), found)
+        faults = one(here, seed, min(_SECONDS, max(5.0, deadline.left_s())), findings)
         for fault in faults:
-            found.fault(fault, f"seed {seed}, log in {here}")
+            findings.fault(fault, f"seed {seed}, log in {here}")
         if not faults:
             shutil.rmtree(here)
         seed += 1
         if deadline.over():
-            return found
+            return
 
 
 def one(folder: Path, seed: int, seconds: float, found: Findings) -> list[str]:

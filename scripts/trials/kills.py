@@ -221,10 +221,14 @@ def doubts_about(torture: Torture, counts: dict[str, int]) -> list[str]:
     return doubts
 
 
-def torture_until(over: Callable[[int], bool], work: Path, seed: int, aim: float = 0.5) -> Findings:
+def torture_until(
+    over: Callable[[int], bool], work: Path, seed: int, findings: Findings, aim: float = 0.5
+) -> None:
     """Rounds until over(how many blows were dealt); then everything is looked at."""
-    torture, findings = Torture(work, seed, aim), Findings()
-    counts = dict[str, int]()
+    torture, counts = Torture(work, seed, aim), dict[str, int]()
+    findings.not_tried["an OOM kill by a memory cgroup"] = (
+        "no cgroup is made here; what it does is a SIGKILL of one process, which is tried"
+    )
     try:
         torture.begin()
         while not over(torture.struck):
@@ -238,20 +242,16 @@ def torture_until(over: Callable[[int], bool], work: Path, seed: int, aim: float
     finally:
         torture.trainers.end()
         torture.daemon.end()
-    for what in torture.faults:
-        findings.fault(what)
-    findings.tried.update(torture.blows)
+        for what in torture.faults:
+            findings.fault(what)
+        findings.tried.update(torture.blows)
+        findings.numbers = {"interrupted": dict(torture.hits), **counts}
     findings.doubts = [] if findings.faults else doubts_about(torture, counts)
-    findings.not_tried["an OOM kill by a memory cgroup"] = (
-        "no cgroup is made here; what it does is a SIGKILL of one process, which is tried"
-    )
-    findings.numbers = {"interrupted": dict(torture.hits), **counts}
-    return findings
 
 
-def run(minutes: float, seed: int, folder: Path) -> Findings:
+def run(minutes: float, seed: int, folder: Path, findings: Findings) -> None:
     deadline = Deadline(minutes)
-    return torture_until(lambda made: made >= 3 and deadline.over(), folder, seed)
+    torture_until(lambda made: made >= 3 and deadline.over(), folder, seed, findings)
 
 
 PART = Part("kills", "trainer, daemon, verifier killed, stopped and told to leave at random moments", run)

@@ -71,12 +71,13 @@ class Part:
         name: As --only takes it; the module's name.
         about: One line for the report.
         run: Called with the minutes it should take (one that is finite may take less, a step that has begun
-            is finished), a seed that decides every random choice, and an empty folder.
+            is finished), a seed that decides every random choice, an empty folder, and where to enter at once
+            what was tried and found: what is in there when it breaks off is reported.
     """
 
     name: str
     about: str
-    run: Callable[[float, int, Path], Findings]
+    run: Callable[[float, int, Path, Findings], None]
 
 
 class Deadline:

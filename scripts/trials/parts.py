@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Final
 
 from part import Part
 
-#: Name → its share of the time against the others'.
+#: Name → its share of the spare time against the others'.
 WEIGHTS: Final[dict[str, float]] = {
     "crash": 1.0,
     "kill_points": 1.0,
@@ -18,6 +19,28 @@ WEIGHTS: Final[dict[str, float]] = {
     "faults": 1.0,
     "soak": 2.0,
 }
+
+#: Name → what it takes to try each kind of thing once, on two cores that do nothing else. With less it says what it
+#: didn't try, or takes longer than it was given.
+LEAST_MINUTES: Final[dict[str, float]] = {
+    "crash": 3.0,
+    "kill_points": 1.0,
+    "kills": 1.0,
+    "damage": 1.0,
+    "histories": 1.0,
+    "hostile": 1.0,
+    "faults": 1.0,
+    "soak": 1.0,
+}
+
+
+def first_share(names: Sequence[str], minutes: float) -> float:
+    """How many of the minutes the first of these parts gets: what it needs at least, and its share of what is spare."""
+    least = [LEAST_MINUTES[name] for name in names]
+    spare = minutes - sum(least)
+    if spare < 0:
+        return minutes * least[0] / sum(least)
+    return least[0] + spare * WEIGHTS[names[0]] / sum(WEIGHTS[name] for name in names)
 
 
 def load(name: str) -> Part:

@@ -21,7 +21,9 @@ from part import say
 
 HERE = Path(__file__).resolve().parent
 
+DEFAULT_MINUTES: Final = 20.0
 OVERTIME_S: Final = 900.0  # a part that takes that much longer than it was given hangs
+LAST_WORDS_S: Final = 60.0  # for a part that is told to end: it reports what it tried until then
 
 
 class Trials:
@@ -35,15 +37,17 @@ class Trials:
     def run(self) -> None:
         for number, name in enumerate(self._names):
             left = max(0.0, self._ends - time.monotonic()) / 60
-            weights = [parts.WEIGHTS[other] for other in self._names[number:]]
-            minutes = round(left * weights[0] / sum(weights), 3)
+            minutes = round(parts.first_share(self._names[number:], left), 3)
             say(f"== {name}: {minutes:g} minutes")
-            began = time.monotonic()
-            self.found[name] = self._one(name, minutes)
-            self.found[name]["seconds"] = round(time.monotonic() - began, 1)
-            say(f"== {name}: {'passed' if self.found[name]['passed'] else 'FAILED'}")
+            began, found = time.monotonic(), _nothing()
+            self.found[name] = found
+            try:
+                self._one(name, minutes, found)
+            finally:
+                found["seconds"] = round(time.monotonic() - began, 1)
+            say(f"== {name}: {'passed' if found['passed'] else 'FAILED'}")
 
-    def _one(self, name: str, minutes: float) -> dict[str, Any]:
+    def _one(self, name: str, minutes: float, found: dict[str, Any]) -> None:
         work = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
         shm = Path(tempfile.mkdtemp(prefix="ckptd-torture-", dir="/dev/shm"))
         runtime = Path(tempfile.mkdtemp(prefix="ckptd-torture-", dir="/tmp"))  # a socket's path has 107 bytes
@@ -53,18 +57,19 @@ class Trials:
             sys.executable, str(HERE / "one_part.py"), name, f"{minutes:g}", str(self._seed), str(work), str(report),
         ]  # fmt: skip
         try:
-            return _result(command, env, 60 * minutes + OVERTIME_S, report, work)
+            wrong = _end_of(command, env, 60 * minutes + OVERTIME_S, work)
         finally:
+            found |= json.loads(report.read_text()) if report.exists() else {}
             shutil.rmtree(shm, ignore_errors=True)
             shutil.rmtree(runtime, ignore_errors=True)
-            if report.exists() and json.loads(report.read_text())["passed"]:
-                shutil.rmtree(work, ignore_errors=True)
+        if wrong is not None:
+            _add(found, f"the part {wrong}", " ".join(command))
+        if found["passed"]:
+            shutil.rmtree(work, ignore_errors=True)
 
 
-def _result(
-    command: list[str], env: dict[str, str], limit_s: float, report: Path, work: Path
-) -> dict[str, Any]:
-    """What a part wrote down; that it wrote nothing, hung or left a process behind is a fault."""
+def _end_of(command: list[str], env: dict[str, str], limit_s: float, work: Path) -> str | None:
+    """Run a part to its end; what is wrong with that: it hung, or left with an error or left a process behind."""
     process = subprocess.Popen(command, env=env, start_new_session=True)
     hung = left = False
     try:
@@ -72,15 +77,22 @@ def _result(
     except subprocess.TimeoutExpired:
         hung = True
     finally:
+        _tell_to_end(process)
         left = _end_session(process)
         left |= _end_all_of(work)
-    found = json.loads(report.read_text()) if report.exists() else _nothing()
-    if hung or process.returncode != 0:
-        how = f"hung: it was ended after {limit_s:.0f} s" if hung else f"left with {process.returncode}"
-        _add(found, f"the part {how}", " ".join(command))
-    elif left:
-        _add(found, "the part left processes behind", " ".join(command))
-    return found
+    if hung:
+        return f"hung: it was ended after {limit_s:.0f} s"
+    if process.returncode != 0:
+        return f"left with {process.returncode}"
+    return "left processes behind" if left else None
+
+
+def _tell_to_end(process: subprocess.Popen[bytes]) -> None:
+    """It alone, not its children: it reports what it tried until now."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LAST_WORDS_S)
 
 
 def _end_session(process: subprocess.Popen[bytes]) -> bool:
@@ -106,7 +118,9 @@ def _end_all_of(work: Path) -> bool:
 
 
 def _nothing() -> dict[str, Any]:
-    return {"tried": {}, "faults": [], "not tried": {}, "proved nothing because": [], "numbers": {}}
+    return {
+        "passed": False, "tried": {}, "faults": [], "not tried": {}, "proved nothing because": [], "numbers": {},
+    }  # fmt: skip
 
 
 def _add(found: dict[str, Any], what: str, repeat: str) -> None:
@@ -131,10 +145,15 @@ def summary(found: dict[str, Any]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/torture", description=__doc__)
+    least = ", ".join(f"{name} {minutes:g}" for name, minutes in parts.LEAST_MINUTES.items())
+    parser = argparse.ArgumentParser(
+        prog="scripts/torture", description=__doc__,
+        epilog=f"The least minutes in which each part tries each kind of thing once: {least}; "
+        f"all parts {sum(parts.LEAST_MINUTES.values()):g}.",
+    )  # fmt: skip
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--hours", type=float, help="of all parts together")
-    length.add_argument("--minutes", type=float, help="the same in minutes (default: 10)")
+    length.add_argument("--minutes", type=float, help=f"the same in minutes (default: {DEFAULT_MINUTES:g})")
     parser.add_argument("--only", metavar="PART[,PART]", help=f"of {', '.join(parts.WEIGHTS)}")
     parser.add_argument(
         "--seed", type=int, help="of every random choice (default: a fresh one, which is told)"
@@ -154,18 +173,22 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # and nothing is left behind
     asked = arguments()
     names = [name for name in parts.WEIGHTS if asked.only is None or name in asked.only.split(",")]
-    minutes = (
-        asked.hours * 60 if asked.hours is not None else asked.minutes if asked.minutes is not None else 10
-    )
+    minutes = asked.hours * 60 if asked.hours is not None else asked.minutes or DEFAULT_MINUTES
     seed = random.SystemRandom().randrange(2**31) if asked.seed is None else asked.seed
     if asked.folder is not None:
         asked.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="ckptd-torture-", dir=asked.folder))
     say(f"seed {seed}, {minutes:g} minutes, in {folder}")
+    least = sum(parts.LEAST_MINUTES[name] for name in names)
+    if minutes < least:
+        say(
+            f"{minutes:g} minutes are too few for {', '.join(names)}: give them {least:g}, or name fewer parts"
+        )
     trials = Trials(names, minutes, seed, folder)
     try:
         trials.run()
     except BaseException:
+        print(summary(trials.found))
         say(f"broken off; what it left is in {folder}")
         raise
     passed = all(part["passed"] for part in trials.found.values())

@@ -43,7 +43,7 @@ class Soak:
 
     folder: Path
     seed: int
-    findings: Findings = field(default_factory=Findings)
+    findings: Findings
     samples: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
@@ -189,8 +189,8 @@ def _events(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
 
 
-def run(minutes: float, seed: int, folder: Path) -> Findings:
-    soak = Soak(folder, seed)
+def run(minutes: float, seed: int, folder: Path, findings: Findings) -> None:
+    soak = Soak(folder, seed, findings)
     faults, all_of_it = Deadline(minutes / 4), Deadline(minutes)
     try:
         with soak.running():
@@ -213,7 +213,6 @@ def run(minutes: float, seed: int, folder: Path) -> Findings:
         soak.daemon.end()
     soak.compare()
     soak.judge()
-    return soak.findings
 
 
 PART = Part(
