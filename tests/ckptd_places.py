@@ -53,7 +53,7 @@ def end_daemon(root: Path) -> None:
     if record is None or record.pid == os.getpid():
         return
     os.kill(record.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while process_started(record.pid) == record.pid_started:
         assert time.monotonic() < deadline
         time.sleep(0.01)

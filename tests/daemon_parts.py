@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ckptd.disk import slot_folder
 from ckptd.disk.rootdir import DaemonRecord, Root, process_started
@@ -26,8 +26,10 @@ from told_signals import hearing_ctrl_c
 
 R = TypeVar("R", bound=wire.Message)
 
+PATIENCE_S: Final = 60.0  #: bound of each wait for what will come: nothing is said by how long it took
 
-def eventually(what: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+
+def eventually(what: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
     """What `what` returns, once it is true; AssertionError after the bound."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -128,7 +130,7 @@ class DaemonProcess:
         def answers() -> bool:
             assert self.process.poll() is None, self.output()
             with contextlib.suppress(CkptdError):
-                connect(Root.for_reading(self.places.root), timeout_s=1.0).close()
+                connect(Root.for_reading(self.places.root), timeout_s=5.0).close()
                 record = DaemonRecord.read(Root.for_reading(self.places.root))
                 return record is not None and record.pid == self.pid
             return False
@@ -143,7 +145,7 @@ class DaemonProcess:
     def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         return self.process.wait(timeout_s)
 
     def kill(self) -> None:
@@ -163,11 +165,11 @@ class BareClient:
         self.run, self.client_id = run, client_id or new_client_id()
         self.slots: dict[str, Slot] = {}
         self.notices: list[wire.Notice] = []
-        self.connection: Connection = connect(self.root, timeout_s=10.0)
+        self.connection: Connection = connect(self.root, timeout_s=PATIENCE_S)
 
     def reconnect(self) -> None:
         self.connection.close()
-        self.connection = connect(self.root, timeout_s=10.0)
+        self.connection = connect(self.root, timeout_s=PATIENCE_S)
 
     def attach(self) -> wire.Attached:
         pid = os.getpid()
@@ -175,12 +177,12 @@ class BareClient:
             id=0, protocol=wire.PROTOCOL, run=self.run, client_id=self.client_id, pid=pid,
             pid_started=process_started(pid) or 0, version="test",
         )  # fmt: skip
-        self.attached = self.connection.ask(hello, wire.Attached, 10.0)
+        self.attached = self.connection.ask(hello, wire.Attached, PATIENCE_S)
         return self.attached
 
     def reserve(self, data_bytes: int, slots: int = 2) -> list[Slot]:
         message = wire.Reserve(id=0, client_id=self.client_id, slot_bytes=slot_size(data_bytes), slots=slots)
-        reserved = self.connection.ask(message, wire.Reserved, 10.0)
+        reserved = self.connection.ask(message, wire.Reserved, PATIENCE_S)
         names = {info.name for info in reserved.slots}
         for name in self.slots.keys() - names:
             self.slots.pop(name).close()
@@ -196,7 +198,7 @@ class BareClient:
         message = wire.Push(
             id=0, client_id=self.client_id, slot=slot.name, generation=generation, snapshot=snapshot
         )
-        return self.connection.ask(message, wire.Accepted, 10.0)
+        return self.connection.ask(message, wire.Accepted, PATIENCE_S)
 
     def save(self, snapshot: int, data: bytes, slot: Slot | None = None, **fields: Any) -> wire.Accepted:
         slot = slot or next(iter(self.slots.values()))
@@ -204,9 +206,9 @@ class BareClient:
 
     def resolve(self, snapshot: int, client_id: str | None = None) -> wire.Notice:
         message = wire.Resolve(id=0, client_id=client_id or self.client_id, snapshot=snapshot)
-        return self.connection.ask(message, wire.Notice, 10.0)
+        return self.connection.ask(message, wire.Notice, PATIENCE_S)
 
-    def wait_for(self, snapshot: int, *states: str, timeout_s: float = 30.0) -> wire.Notice:
+    def wait_for(self, snapshot: int, *states: str, timeout_s: float = PATIENCE_S) -> wire.Notice:
         """The first notice that says one of these states of the snapshot."""
 
         def look() -> wire.Notice | None:
@@ -217,19 +219,19 @@ class BareClient:
         found: wire.Notice = eventually(look, timeout_s)
         return found
 
-    def drain(self, *, verified: bool = False, run: str | None = None, timeout_s: float = 30.0) -> int:
+    def drain(self, *, verified: bool = False, run: str | None = None, timeout_s: float = PATIENCE_S) -> int:
         return self.connection.ask(
             wire.Drain(id=0, run=run, verified=verified), wire.Drained, timeout_s
         ).failed
 
     def status(self) -> dict[str, Any]:
-        return self.connection.ask(wire.Status(id=0), wire.StatusReply, 10.0).data
+        return self.connection.ask(wire.Status(id=0), wire.StatusReply, PATIENCE_S).data
 
     def detach(self) -> None:
-        self.connection.ask(wire.Detach(id=0, client_id=self.client_id), wire.Done, 10.0)
+        self.connection.ask(wire.Detach(id=0, client_id=self.client_id), wire.Done, PATIENCE_S)
 
     def stop(self, grace_s: float = 0.0) -> None:
-        self.connection.ask(wire.Stop(id=0, grace_s=grace_s), wire.Done, 10.0)
+        self.connection.ask(wire.Stop(id=0, grace_s=grace_s), wire.Done, PATIENCE_S)
 
     def close(self) -> None:
         for slot in self.slots.values():

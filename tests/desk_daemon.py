@@ -32,7 +32,7 @@ from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_daemon.series.settings_file import Settings
 from daemon_parts import fill_slot, slot_size
 
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
 
 #: Told what the daemon does, and what its clients hear: a word, then what it is about.
 Tell = Callable[..., None]

@@ -79,7 +79,7 @@ class FakeEvent:
 
     def synchronize(self) -> None:
         self.stream.cuda.log.append(f"the host waits for {self.stream.name}")
-        assert self.stream.cuda.may_wait.wait(20)
+        assert self.stream.cuda.may_wait.wait(60)
         self.run()
 
 

@@ -72,7 +72,7 @@ class FakeDaemon:
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(60)
         self._socket.close(linger=0)
         self._context.term()
         self.process.send_signal(signal.SIGCONT)
@@ -106,7 +106,7 @@ class FakeDaemon:
             done.set()
 
         self._todo.put(work)
-        assert done.wait(10)
+        assert done.wait(60)
 
     def say(self, reply: wire.Reply | bytes) -> None:
         """Send the client something out of the blue."""
@@ -253,7 +253,7 @@ def _with_id(notice: wire.Notice, number: int) -> wire.Notice:
     return replaced
 
 
-def wait_until(true: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_until(true: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait for an event that has no better sign."""
     deadline = time.monotonic() + timeout_s
     while not true():

@@ -65,7 +65,7 @@ class HeldCopies:
         self.by.append(threading.current_thread().name)
         self.begun.set()
         if self.stepping is not None:
-            assert self.stepping.wait(10)
+            assert self.stepping.wait(60)
         if not self.may.wait(self.patience_s):
             self.may.set()  # the rest of this copy goes on too
         if self.error is not None:

@@ -72,7 +72,7 @@ def test_the_oldest_that_is_not_being_written_gives_way_and_is_no_error(
         with pytest.raises(SaveFailed, match="a newer snapshot"):
             first.wait(timeout_s=5)
         fake.release()
-        client.wait(5)
+        client.wait(60)
     assert [descriptor.step for descriptor, _ in fake.snapshots] == [2, 3]
     assert [(one.snapshot, one.step) for one in fake.named(wire.Supersede)] == [(1, 1)]  # type: ignore[union-attr]
 
@@ -110,7 +110,7 @@ def test_with_one_slot_that_is_being_written_supersede_waits_for_the_write(
         helper.start()
         second = client.snapshot(2, state_of(2.0))
         helper.join()
-        client.wait(5)
+        client.wait(60)
         assert first.committed and second.committed
     assert [descriptor.step for descriptor, _ in fake.snapshots] == [1, 2]
 
@@ -135,7 +135,7 @@ def test_where_errors_are_raised_a_wait_that_takes_too_long_is_one(root: Root, f
         with pytest.raises(TimedOut, match="step 2 was skipped"):
             client.snapshot(2, state_of(2.0))
         fake.release()
-        client.wait(5)
+        client.wait(60)
 
 
 def test_where_errors_are_raised_a_skip_that_was_asked_for_is_none(root: Root, fake: FakeDaemon) -> None:

@@ -204,7 +204,7 @@ def test_a_fork_while_another_thread_is_in_the_client_leaves_a_child_that_does_n
 
         thread = threading.Thread(target=hold)
         thread.start()
-        assert inside.wait(10)
+        assert inside.wait(60)
         try:
             assert in_child(lambda: client._writer.look()) == 0
         finally:

@@ -121,7 +121,7 @@ def test_dropped_threads_end_too(small_pieces: None) -> None:
     del threads
     gc.collect()
     for thread in started:
-        thread.join(10)
+        thread.join(60)
     assert started and copiers() == []
 
 
@@ -144,7 +144,7 @@ def test_an_error_in_one_thread_is_raised(
 
     def memmove(to: int, source: int, length: int) -> None:
         if threading.current_thread() is threading.main_thread():
-            failed.wait(10)  # so that it isn't the one to do all
+            failed.wait(60)  # so that it isn't the one to do all
             return
         failed.set()
         raise MemoryError("no room")
@@ -163,11 +163,11 @@ def test_no_thread_is_in_the_memory_any_more_when_the_caller_is_interrupted(
     def memmove(to: int, source: int, length: int) -> None:
         inside.append("in")
         began.set()
-        go_on.wait(10)
+        go_on.wait(60)
         inside.append("out")
 
     def fail() -> None:
-        began.wait(10)
+        began.wait(60)
         threading.Timer(0.05, go_on.set).start()
         raise KeyboardInterrupt
 

@@ -98,7 +98,7 @@ def test_a_step_orders_its_stream_and_only_the_copys_thread_waits_for_the_device
     copy.let_go()
     assert cuda.log[2:] == ["trainer waits for an event of side"]
     CopyThread().begin(copy)
-    assert copy.wait(10)
+    assert copy.wait(60)
     assert cuda.log[3:] == ["the host waits for side"]
     assert place.tensor.tolist() == [3.0] * 4
 
@@ -110,7 +110,7 @@ def test_devices_are_waited_for_after_an_error_too() -> None:
     copy = BackgroundCopy([], [device], memoryview(bytearray()), threads=None, ended=lambda _: None)
     copy._left.append(broken)
     CopyThread().begin(copy)
-    assert copy.wait(10)
+    assert copy.wait(60)
     assert copy.error is not None
     assert cuda.log[-1] == "the host waits for side"
 
@@ -161,7 +161,7 @@ def test_each_snapshot_with_overlap_holds_the_state_of_its_call(cuda: FakeCuda, 
         work = register_optimizer_step_pre_hook(lambda *_: cuda.trainers.run())  # behind the client's own
         for step in range(4):
             cuda.may_wait.set()
-            client.wait(20)
+            client.wait(60)
             wanted.append(expected_of(state))
             cuda.may_wait.clear()
             ticket = client.snapshot(step, state)
@@ -172,6 +172,6 @@ def test_each_snapshot_with_overlap_holds_the_state_of_its_call(cuda: FakeCuda, 
             optimizer.step()
             assert ticket.state == "copying"  # the step has not waited for the device
         cuda.may_wait.set()
-        client.wait(20)
+        client.wait(60)
         work.remove()
         assert [held_in(*one) for one in fake.snapshots] == wanted

@@ -390,7 +390,7 @@ def test_what_is_queued_gives_way_and_is_never_written(rig: Rig) -> None:
     answers: list[int] = []
     with rig.commit.held:
         first, second = rig.accept(rig.sealed(CLIENT, 1)), rig.accept(slot := rig.sealed(CLIENT, 2))
-        assert rig.commit.begun.wait(10)
+        assert rig.commit.begun.wait(60)
         rig.pipeline.when_settled(None, verified=False, reply=answers.append)
         assert not rig.pipeline.give_way(first, 11)
         assert rig.pipeline.give_way(second, 12)
@@ -435,7 +435,7 @@ def test_what_was_asked_for_too_late_does_not_give_way(rig: Rig) -> None:
     with rig.commit.held:
         rig.accept(rig.sealed(CLIENT, 1))
         second = rig.accept(rig.sealed(CLIENT, 2))
-        assert rig.commit.begun.wait(10)
+        assert rig.commit.begun.wait(60)
         for until in (rig.clock - 0.1, float("nan"), float("-inf")):
             assert not rig.pipeline.give_way(second, until=until)
     rig.settle()

@@ -113,7 +113,7 @@ def test_a_clients_successor_gets_the_memory_that_the_dead_ones_snapshot_gives_b
     hold(desk, dead)
     with desk.commit.held:
         desk.service.handle(b"dead", wire.encode(wire.Detach(id=9, client_id=dead)))
-        assert desk.commit.begun.wait(10)
+        assert desk.commit.begun.wait(60)
         request = wire.Attach(
             id=1, run="other", client_id=next_, protocol=wire.PROTOCOL, pid=PID, pid_started=STARTED, version="t"
         )  # fmt: skip
@@ -137,7 +137,7 @@ def test_only_its_own_client_can_have_a_snapshot_superseded(desk: Desk) -> None:
     with desk.commit.held:
         for number in (1, 2):
             desk.service.handle(ME, wire.encode(hold(desk, mine, number)))
-        assert desk.commit.begun.wait(10)
+        assert desk.commit.begun.wait(60)
         before = len(desk.sent)
         for client_id in (mine, other):
             ask = wire.Supersede(id=7, client_id=client_id, snapshot=2, step=2, until=1e9)
@@ -159,7 +159,7 @@ def test_a_question_that_is_sent_twice_is_answered_twice_and_counted_once(desk: 
     with desk.commit.held:
         for number in (1, 2):
             desk.service.handle(ME, wire.encode(hold(desk, client, number)))
-        assert desk.commit.begun.wait(10)
+        assert desk.commit.begun.wait(60)
         for message_id in (7, 8):
             ask = wire.Supersede(id=message_id, client_id=client, snapshot=2, step=20, until=1e9)
             desk.service.handle(ME, wire.encode(ask))
@@ -178,7 +178,7 @@ def test_whoever_asks_for_a_stream_that_is_not_taken_in_yet_is_answered_while_th
     reserve(desk, client)
     with desk.commit.held:
         desk.service.handle(ME, wire.encode(hold(desk, client, 1)))
-        assert desk.commit.begun.wait(10)
+        assert desk.commit.begun.wait(60)
         ask = wire.Supersede(id=7, client_id=client, snapshot=2, step=2, until=1e9)
         desk.service.handle(ME, wire.encode(ask))
         assert [reply for _, reply in desk.sent if reply.id == 7] == [wire.Done(id=7)]
@@ -264,7 +264,7 @@ def test_what_is_made_is_what_was_held_against_the_budget_though_a_larger_reques
     desk.attach(client)
     limit(desk, max_client_bytes=2 * SIZE)
     busy = threading.Event()
-    desk.maker.submit(lambda: busy.wait(10), lambda _: None)
+    desk.maker.submit(lambda: busy.wait(60), lambda _: None)
     for message_id, slot_bytes in ((1, SIZE), (2, 100 * SIZE)):
         request = wire.Reserve(id=message_id, client_id=client, slot_bytes=slot_bytes, slots=2)
         desk.service.handle(ME, wire.encode(request))

@@ -32,7 +32,7 @@ class Watched:
     def wait_for(self, wanted: Seen) -> list[Seen]:
         told = []
         while not told or told[-1] != wanted:
-            told.append(self.seen.get(timeout=20))
+            told.append(self.seen.get(timeout=60))
         return told
 
 
@@ -94,7 +94,7 @@ def test_nothing_inside_a_checkpoint_is_watched(watched: Watched) -> None:
 
 def test_a_queue_overflow_is_a_loss_that_names_the_limit(watched: Watched) -> None:
     logging.getLogger("watchdog.observers.inotify_c").warning("Inotify queue overflowed; events were lost")
-    assert watched.lost.get(timeout=5).startswith("fs.inotify.max_queued_events = ")
+    assert watched.lost.get(timeout=60).startswith("fs.inotify.max_queued_events = ")
     logging.getLogger("watchdog").warning("and again")
     assert watched.lost.empty()  # said once
 
@@ -109,8 +109,8 @@ def test_a_thread_of_the_watcher_that_dies_is_a_loss(watched: Watched) -> None:
     Dying.__module__ = "watchdog.observers.any"
     thread = Dying()
     thread.start()
-    thread.join(5)
-    assert "fs.inotify.max_user_watches" in watched.lost.get(timeout=5)
+    thread.join(60)
+    assert "fs.inotify.max_user_watches" in watched.lost.get(timeout=60)
 
 
 @pytest.mark.parametrize(

@@ -91,14 +91,14 @@ def test_a_job_that_was_withdrawn_is_never_done_and_one_that_has_begun_can_not_b
 
     def first() -> str:
         begun.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return "first"
 
     number = worker.submit(first, results.append)
     second = worker.submit(lambda: "second", results.append)
     worker.submit(lambda: "third", results.append)
     worker.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     assert not worker.withdraw(number)
     assert worker.withdraw(second) and not worker.withdraw(second)
     go_on.set()

@@ -23,7 +23,7 @@ def hearing_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def stop(pid: int, timeout_s: float = 20.0) -> None:
+def stop(pid: int, timeout_s: float = 60.0) -> None:
     """SIGSTOP, and wait until every thread has stopped: kill() returns before that."""
     os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + timeout_s
