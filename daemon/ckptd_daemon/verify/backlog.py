@@ -112,7 +112,7 @@ class Backlog:
     def put_off(self, job: Job, signature: str, until: float) -> None:
         """It couldn't be told; try again then. Whoever asked for it still gets the answer."""
         since = until - self._settle_s
-        self._seen[job.run, job.name] = replace(job, signature=signature, since=since)
+        self._again(replace(job, signature=signature, since=since))
 
     def may_report(self, job: Job, now: float, *, ok: bool, gone: bool, before: str, after: str) -> bool:
         """Whether the result of a check goes out; else it is checked again once it has settled.
@@ -126,7 +126,12 @@ class Backlog:
             self._reported.pop(key, None)
             return job.asked
         if before != after or not (ok or job.failed):
-            self._seen[key] = replace(job, failed=before == after, signature=after, since=now)
+            self._again(replace(job, failed=before == after, signature=after, since=now))
             return False
         self._reported[key] = after
         return True
+
+    def _again(self, job: Job) -> None:
+        """Also where the same bytes were reported before: what was reported may not be so any more."""
+        self._reported.pop((job.run, job.name), None)
+        self._seen[job.run, job.name] = job

@@ -6,6 +6,8 @@ the start, on a timer and whenever events were lost; and polling where there are
 
 What it reads it reads at the lowest priority, unless the parent says that somebody waits: then other threads go on
 with it at once (`ckptd.disk.crew`), which the main thread starts, and so it keeps the priority it was born with.
+
+A thread of its own reads again what seems unchanged (`scrub`); it waits while this one checks anything.
 """
 
 from __future__ import annotations
@@ -14,32 +16,34 @@ import argparse
 import contextlib
 import ctypes
 import logging
+import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator
-from pathlib import Path
+from collections.abc import Generator
 from typing import Final
 
 from ckptd.disk.crew import in_one_step
 from ckptd.disk.rootdir import Root
-from ckptd.disk.series import read_series
-from ckptd.disk.verification import check, stat_signature
-from ckptd.errors import CkptdError, InvalidArgument, ProtocolError
-from ckptd.names import check_run_name, parse_step_folder
+from ckptd.disk.verification import Report, check, stat_signature
+from ckptd.errors import CkptdError, ProtocolError
+from ckptd.names import parse_step_folder
 from ckptd_daemon.verify.backlog import Backlog, Job
+from ckptd_daemon.verify.listing import ages_of_verified, folders_of, runs_of
 from ckptd_daemon.verify.pace import Pace
+from ckptd_daemon.verify.scrub import Scrub
 from ckptd_daemon.verify.verifier_lines import (
     Hurry,
     Line,
     LogLine,
     Request,
+    Sender,
     Verdict,
     WatchState,
+    Writing,
     from_line,
-    to_line,
 )
 from ckptd_daemon.verify.watch import Watch
 
@@ -56,13 +60,19 @@ class VerifierLoop:
         send: Takes each line for the parent.
         rescan_s, poll_s: Seconds between listings, with and without events.
         settle_s: See `Backlog`.
+        scrub_every_s: The scrub's period; infinite for never.
 
     Attributes:
         pace: Whether somebody waits.
+        scrub: Reads again what seems unchanged; its `run` is for a thread of its own.
     """
 
-    def __init__(self, root: Root, send: Sender, *, rescan_s: float, poll_s: float, settle_s: float) -> None:
+    def __init__(
+        self, root: Root, send: Sender, *, rescan_s: float, poll_s: float, settle_s: float,
+        scrub_every_s: float = math.inf,
+    ) -> None:  # fmt: skip
         self._root, self._send, self.pace = root, send, Pace()
+        self.scrub = Scrub(root.path, scrub_every_s, send, self._judge)
         self._rescan_s, self._poll_s, self._settle_s = rescan_s, poll_s, settle_s
         self._backlog = Backlog(settle_s)
         self._wake = threading.Condition()
@@ -91,6 +101,8 @@ class VerifierLoop:
         """What the parent says; called from the thread that reads stdin."""
         if isinstance(line, Hurry):
             self.pace.hurry(line.now)
+        elif isinstance(line, Writing):
+            self.scrub.turn.others("writes", line.now)
         elif isinstance(line, Request):
             with self._wake:
                 self._backlog.ask(line.run, line.name)
@@ -141,7 +153,7 @@ class VerifierLoop:
 
     def _list_everything(self) -> Generator[None, None, None]:
         started = time.monotonic()
-        runs = list(_runs(self._root.path))
+        runs = list(runs_of(self._root.path))
         if not self._lost:
             _, reason = self._watch.follow(
                 runs
@@ -159,7 +171,7 @@ class VerifierLoop:
     def _list_run(self, run: str) -> None:
         run_dir = self._root.path / run
         try:
-            names = [name for name in _folders(run_dir) if parse_step_folder(name) is not None]
+            names = [name for name in folders_of(run_dir) if parse_step_folder(name) is not None]
         except OSError as error:
             self._complain(f"verifier.unreadable run={run} {error}")
             return
@@ -169,6 +181,7 @@ class VerifierLoop:
             for name, signature in signatures.items():
                 self._backlog.saw(run, name, signature, now)
             self._backlog.listed(run, signatures.keys())
+        self.scrub.listed(run, signatures.keys())
 
     def _read_marks(self, run: str) -> None:
         """Learn once what was verified in earlier lives, so that a restart doesn't read everything again."""
@@ -176,13 +189,14 @@ class VerifierLoop:
             return
         self._marks_read.add(run)
         try:
-            verified = [entry for entry in read_series(self._root, run).entries if entry.verified]
+            verified = ages_of_verified(self._root, run, time.time())
         except (OSError, CkptdError) as error:
             self._complain(f"verifier.marks_unread run={run} {error}")
             return
         with self._wake:
-            for entry in verified:
-                self._backlog.known_good(run, entry.name, stat_signature(entry.path))
+            for name in verified:
+                self._backlog.known_good(run, name, stat_signature(self._root.path / run / name))
+        self.scrub.known(run, verified)
 
     # --- checking ---------------------------------------------------------------------------------
 
@@ -192,20 +206,30 @@ class VerifierLoop:
             if not self._backlog.needs_check(job, stat_signature(path), time.monotonic()):
                 return
         try:
-            with self.pace.reading(path):
+            with self.scrub.aside(), self.pace.reading(path):
                 report = check(path, uncached=True, urgency=self.pace.urgency)
         except OSError as error:  # not a fault of the checkpoint: no descriptors, no memory, no permission
             self._complain(f"verifier.check_failed run={job.run} name={job.name} {error}")
-            report = None
-        after = stat_signature(path)
+            with self._wake:
+                self._backlog.put_off(job, stat_signature(path), time.monotonic() + self._rescan_s)
+        else:
+            self._judge(job, report)
+
+    def _judge(self, job: Job, report: Report) -> None:
+        """Called from the scrub's thread too."""
+        after = stat_signature(self._root.path / job.run / job.name)
         with self._wake:
-            now = time.monotonic()
-            if report is None:
-                self._backlog.put_off(job, after, now + self._rescan_s)
-                return
             goes_out = self._backlog.may_report(
-                job, now, ok=report.ok, gone=report.gone, before=report.stat_signature, after=after
+                job,
+                time.monotonic(),
+                ok=report.ok,
+                gone=report.gone,
+                before=report.stat_signature,
+                after=after,
             )
+            self._wake.notify()  # or it may be to check again
+        if goes_out or report.gone:
+            self.scrub.was_read(job.run, report)
         if goes_out:
             self._send(Verdict(job.run, report))
 
@@ -227,40 +251,18 @@ class VerifierLoop:
             self._send(LogLine(logging.WARNING, text))
 
 
-class Sender:
-    """Writes lines to the parent, whole, from any thread."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._lock = threading.Lock()
-
-    def __call__(self, line: Line) -> None:
-        data = memoryview(to_line(line))
-        with self._lock:
-            while data:
-                try:
-                    data = data[os.write(self._fd, data) :]
-                except BrokenPipeError:  # the parent is gone, and so is the reason to be here
-                    os._exit(0)
-
-
-def _runs(root: Path) -> Iterator[str]:
-    with contextlib.suppress(OSError):  # the root itself is unreadable for now: the next listing shows
-        for name in _folders(root):
-            with contextlib.suppress(InvalidArgument):
-                yield check_run_name(name)
-
-
-def _folders(path: Path) -> list[str]:
-    with os.scandir(path) as found:
-        return [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
-
-
 def _read_requests(loop: VerifierLoop) -> None:
     for data in sys.stdin.buffer:
         with contextlib.suppress(ProtocolError):
             loop.heed(from_line(data))
     os._exit(0)  # the parent closed our stdin or died; nothing here needs to be finished
+
+
+def _run_or_end(scrub: Scrub) -> None:
+    try:
+        scrub.run()
+    finally:
+        os._exit(1)  # the parent hears of it and starts another: silently, nothing would be read again
 
 
 def _live_as_child(parent: int) -> None:
@@ -278,13 +280,17 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--parent", type=int, required=True)
     for option in ("--rescan-s", "--poll-s", "--settle-s"):
         parser.add_argument(option, type=float, required=True)
+    parser.add_argument("--scrub-every-s", type=float, default=0.0)
     arguments = parser.parse_args(argv)
     _live_as_child(arguments.parent)
     loop = VerifierLoop(
         Root.for_reading(arguments.root), Sender(sys.stdout.fileno()),
         rescan_s=arguments.rescan_s, poll_s=arguments.poll_s, settle_s=arguments.settle_s,
+        scrub_every_s=arguments.scrub_every_s or math.inf,
     )  # fmt: skip
     threading.Thread(target=_read_requests, args=(loop,), name="requests", daemon=True).start()
+    if arguments.scrub_every_s:
+        threading.Thread(target=_run_or_end, args=(loop.scrub,), name="scrub", daemon=True).start()
     loop.run()
 
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from ckptd.disk.verification import Report
 from ckptd.errors import ProtocolError
@@ -32,6 +36,13 @@ class Request:
 @dataclass(frozen=True)
 class Hurry:
     """Whether somebody waits for checkpoints to be verified, from now on."""
+
+    now: bool
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Whether checkpoints are being written, from now on: meanwhile the scrub waits."""
 
     now: bool
 
@@ -60,7 +71,50 @@ class WatchState:
     reason: str
 
 
-Line = Request | Hurry | Verdict | LogLine | WatchState
+@dataclass(frozen=True, kw_only=True)
+class ScrubState:
+    """How far the scrub is; the first five are those of `rota.Standing`.
+
+    Attributes:
+        reading: "run/name", or "" between two.
+        read_bytes: Of that.
+        passed: How many it has read in full since it was started.
+        found, last_found: How many of them failed, and the last one with what is wrong.
+        unread, last_unread: How many can't be read now, and why the last one can't.
+    """
+
+    checkpoints: int
+    due: int
+    late: int
+    oldest_s: float | None
+    next_s: float | None
+    reading: str = ""
+    read_bytes: int = 0
+    passed: int = 0
+    found: int = 0
+    last_found: str = ""
+    unread: int = 0
+    last_unread: str = ""
+
+
+Line = Request | Hurry | Writing | Verdict | LogLine | WatchState | ScrubState
+
+
+class Sender:
+    """Writes lines to the parent, whole, from any thread."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+
+    def __call__(self, line: Line) -> None:
+        data = memoryview(to_line(line))
+        with self._lock:
+            while data:
+                try:
+                    data = data[os.write(self._fd, data) :]
+                except BrokenPipeError:  # the parent is gone, and so is the reason to be here
+                    os._exit(0)
 
 
 def to_line(line: Line) -> bytes:
@@ -102,6 +156,10 @@ def _hurry(fields: dict[str, Any]) -> Hurry:
     return Hurry(bool(fields["now"]))
 
 
+def _writing(fields: dict[str, Any]) -> Writing:
+    return Writing(bool(fields["now"]))
+
+
 def _verdict(fields: dict[str, Any]) -> Verdict:
     report = dict(fields["report"])
     report["path"] = Path(report["path"])
@@ -121,6 +179,14 @@ def _watch_state(fields: dict[str, Any]) -> WatchState:
     return WatchState(str(fields["mode"]), str(fields["reason"]))
 
 
+def _scrub_state(fields: dict[str, Any]) -> ScrubState:
+    try:
+        return msgspec.convert(fields, ScrubState)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
+
+
 _BUILDERS: Final[dict[str, Any]] = {
-    "Request": _request, "Hurry": _hurry, "Verdict": _verdict, "LogLine": _log_line, "WatchState": _watch_state,
+    "Request": _request, "Hurry": _hurry, "Writing": _writing, "Verdict": _verdict, "LogLine": _log_line,
+    "WatchState": _watch_state, "ScrubState": _scrub_state,
 }  # fmt: skip

@@ -12,6 +12,7 @@ import select
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +23,10 @@ from ckptd_daemon.verify.verifier_lines import (
     Hurry,
     LogLine,
     Request,
+    ScrubState,
     Verdict,
     WatchState,
+    Writing,
     from_line,
     to_line,
 )
@@ -45,22 +48,25 @@ class Verifier:
         rescan_s: Seconds between the child's listings of everything, beside the events. Default 10.
         poll_s: The same where there are no events. Default 2.
         settle_s: How long a folder that nobody announced must stay unchanged before it is judged. Default 1.
+        scrub_every_s: Seconds within which everything is read again, see `rota`; 0 (default) for never.
         backoff_first_s: Wait before the first restart; doubled for each further one, up to 60. Default 1.
     """
 
     def __init__(
         self, root: Path, *, rescan_s: float = 10.0, poll_s: float = 2.0, settle_s: float = 1.0,
-        backoff_first_s: float = BACKOFF_FIRST_S,
+        scrub_every_s: float = 0.0, backoff_first_s: float = BACKOFF_FIRST_S,
     ) -> None:  # fmt: skip
         self._root = root
-        self._timing = (rescan_s, poll_s, settle_s)
+        self._timing = (rescan_s, poll_s, settle_s, scrub_every_s)
         self._epoll = select.epoll()  # one descriptor to poll, the same one across restarts
         self._process: subprocess.Popen[bytes] | None = None
         self._wanted = False
         self._asked: dict[
             tuple[str, str], bytes
         ] = {}  # sent or to be sent, not yet reported; sent anew to a new child
-        self._hurried = False  # the child was told that somebody waits
+        self._hurried = self._writing = False  # the child was told that somebody waits, that there are writes
+        self._scrub: ScrubState | None = None
+        self._scrub_at = 0.0  # when it said so
         self._out = bytearray()
         self._in = bytearray()
         self._watch = WatchState("starting", "")
@@ -111,6 +117,13 @@ class Verifier:
             self._out += to_line(Hurry(now))
             self._flush()
 
+    def writing(self, now: bool) -> None:
+        """Whether checkpoints are being written: meanwhile the scrub waits. Call again and again, as for read_reports."""
+        if now != self._writing and self._process is not None and not self._out:
+            self._writing = now
+            self._out += to_line(Writing(now))
+            self._flush()
+
     def read_reports(self) -> list[tuple[str, Report]]:
         """All reports that came in, as (run, report), also on what nobody asked about. Never blocks."""
         reports: list[tuple[str, Report]] = []
@@ -138,17 +151,30 @@ class Verifier:
         """For `ckptd status`: pid, how it watches and why so, requests not yet answered, restarts so far."""
         return {
             "pid": self.pid, "watching": self._watch.mode, "reason": self._watch.reason,
-            "pending": len(self._asked), "restarts": self._restarts,
+            "pending": len(self._asked), "restarts": self._restarts, "scrub": self._scrub_status(),
         }  # fmt: skip
+
+    def _scrub_status(self) -> dict[str, Any]:
+        """As its child has said last, its times brought up to now."""
+        every = {"every_s": self._timing[-1]}
+        if (state := self._scrub) is None:
+            return every
+        since_s = time.monotonic() - self._scrub_at
+        times = {
+            "oldest_s": None if state.oldest_s is None else state.oldest_s + since_s,
+            "next_s": None if state.next_s is None else max(0.0, state.next_s - since_s),
+        }
+        return every | asdict(state) | times
 
     # --- the child's life -------------------------------------------------------------------------
 
     def _spawn(self) -> None:
-        rescan_s, poll_s, settle_s = self._timing
+        rescan_s, poll_s, settle_s, scrub_every_s = self._timing
         command = [
             sys.executable, "-P", "-m", "ckptd_daemon.verify.verifier", "--root", str(self._root),
             "--parent", str(os.getpid()),
             "--rescan-s", str(rescan_s), "--poll-s", str(poll_s), "--settle-s", str(settle_s),
+            "--scrub-every-s", str(scrub_every_s),
         ]  # fmt: skip
         process = subprocess.Popen(
             command,
@@ -163,7 +189,8 @@ class Verifier:
             os.set_blocking(_fd(pipe), False)
         self._epoll.register(_fd(process.stdout), select.EPOLLIN)
         self._in.clear()
-        self._hurried = False
+        self._hurried = self._writing = False
+        self._scrub = None
         self._out = bytearray(b"".join(self._asked.values()))
         self._watch = WatchState("starting", "")
         log.info("verifier.started pid=%d", process.pid)
@@ -248,6 +275,8 @@ class Verifier:
             log.log(line.level, "%s", line.text)
         elif isinstance(line, WatchState):
             self._watch = line
+        elif isinstance(line, ScrubState):
+            self._scrub, self._scrub_at = line, time.monotonic()
 
 
 def _fd(pipe: Any) -> int:
