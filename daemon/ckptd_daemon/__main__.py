@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     for flag in BUDGET_FLAGS:
         parser.add_argument(f"--{flag}", type=int)
     parser.add_argument("--max-write-rate", type=int)
+    parser.add_argument("--scrub-every-s", type=int)
     parser.add_argument("--listen")
     return parser
 
@@ -56,7 +57,7 @@ def _settings(args: argparse.Namespace) -> DaemonSettings:
     return DaemonSettings(
         root=Path(args.root), autostarted=args.autostarted, quiet=True, grace_s=args.grace_s,
         idle_exit_s=args.idle_exit_s, policy=policy, policy_run=args.run, budget=_budget(args),
-        max_write_rate=args.max_write_rate, listen=args.listen,
+        max_write_rate=args.max_write_rate, scrub_every_s=args.scrub_every_s, listen=args.listen,
     )  # fmt: skip
 
 

@@ -94,6 +94,10 @@ def _start(commands: _Commands[_Parser]) -> None:
         "more), also while somebody waits; 0 for no bound (0). Kept in .ckptd/ckptd.toml for later starts",
     )  # fmt: skip
     parser.add_argument(
+        "--scrub-every", metavar="TIME", help="read every checkpoint again within that time, slowly, to find what has "
+        "rotted (1h or more); 0 for never (7d). Kept in .ckptd/ckptd.toml for later starts",
+    )  # fmt: skip
+    parser.add_argument(
         "--max-staged-bytes", metavar="SIZE",
         help="memory of all clients' snapshots together; 0 for no other bound than free memory (0)",
     )  # fmt: skip

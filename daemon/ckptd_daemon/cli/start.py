@@ -29,15 +29,16 @@ def run(args: argparse.Namespace) -> int:
     seconds = {
         flag: policy.parse_duration_s(given[0], where=given[1]) for flag, given in times.items() if given
     }
-    listen, rate = _listen(args), _rate(args)
+    listen, rate, scrub = _listen(args), _rate(args), _scrub_every(args)
     if args.detach:
         flags = _flags(rules, run_name, seconds) + ([] if listen is None else [f"--listen={listen}"])
         flags += [] if rate is None else [f"--max-write-rate={rate}"]
+        flags += [] if scrub is None else [f"--scrub-every-s={scrub}"]
         flags += [f"--{name.replace('_', '-')}={value or 0}" for name, value in budget.items()]
         return _detached(args, root, flags)
     if args.json or args.timeout is not None:
         raise InvalidArgument("--json and --timeout go with --detach", todo="add --detach or leave them out")
-    return _foreground(root, run_name, rules, seconds, listen, budget, rate)
+    return _foreground(root, run_name, rules, seconds, listen, budget, rate, scrub)
 
 
 def _listen(args: argparse.Namespace) -> str | None:
@@ -56,6 +57,17 @@ def _rate(args: argparse.Namespace) -> int | None:
 
     given = arguments.text(args, "max-write-rate")
     return None if given is None else check_rate(units.parse_bytes(*given), given[1]) or 0
+
+
+def _scrub_every(args: argparse.Namespace) -> int | None:
+    """Seconds within which to read everything again; 0 for never, None when nothing is asked."""
+    from ckptd_daemon.verify.rota import check_every
+
+    given = arguments.text(args, "scrub-every")
+    if given is None:
+        return None
+    seconds = policy.parse_duration_s(given[0], where=given[1])
+    return check_every(int(seconds) if seconds.is_integer() else seconds, given[1])
 
 
 def asked_budget(args: argparse.Namespace) -> dict[str, int | None]:
@@ -85,14 +97,15 @@ def asked_policy(args: argparse.Namespace, root: Path, run_name: str | None) -> 
 
 def _foreground(
     root: Path, run_name: str | None, rules: RetentionPolicy | None, seconds: dict[str, float],
-    listen: str | None, budget: dict[str, int | None], rate: int | None,
+    listen: str | None, budget: dict[str, int | None], rate: int | None, scrub: int | None,
 ) -> int:  # fmt: skip
     from ckptd_daemon.core.daemon_settings import DaemonSettings
     from ckptd_daemon.core.process import run_daemon
 
     settings = DaemonSettings(
-        root=root, policy=rules, policy_run=run_name, listen=listen, budget=budget, max_write_rate=rate
-    )
+        root=root, policy=rules, policy_run=run_name, listen=listen, budget=budget, max_write_rate=rate,
+        scrub_every_s=scrub,
+    )  # fmt: skip
     if "grace" in seconds:
         settings = dataclasses.replace(settings, grace_s=seconds["grace"])
     return run_daemon(dataclasses.replace(settings, idle_exit_s=seconds.get("idle-exit")))

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
             + _slots_line(data.get("daemon"))
             + _memory_line(data.get("memory"), data["runs"])
             + _verifier_line(data.get("verifier"))
+            + _scrub_line((data.get("verifier") or {}).get("scrub"))
             + _writing_line(data.get("writing"))
         )
         output.emit(output.table(_HEADERS, [_row(shown) for shown in data["runs"]]))
@@ -125,6 +126,30 @@ def _verifier_line(verifier: dict[str, Any] | None) -> str:
     why = f" ({verifier['reason']})" if verifier.get("reason") else ""
     how = f"{verifier.get('watching')}{why}"
     return _line("verifier", [f"pid {verifier.get('pid')}", how, f"{verifier.get('pending')} to check"])
+
+
+def _scrub_line(scrub: dict[str, Any] | None) -> str:
+    """How often everything is read again, since when all of it was, what is read now or next, and what was found."""
+    if not scrub:
+        return ""
+    if not scrub.get("every_s"):
+        return _line("scrub", ["never"])
+    facts = [f"every {units.show_seconds(float(scrub['every_s']))}"]
+    if (count := scrub.get("checkpoints")) is not None:
+        oldest_s, next_s = scrub.get("oldest_s"), scrub.get("next_s")
+        since = (
+            "" if oldest_s is None else f", all read since {units.show_utc(time.time() - float(oldest_s))}"
+        )
+        facts.append(f"{count} checkpoints{since}")
+        late = f", {scrub['late']} of them late" if scrub.get("late") else ""
+        facts += [f"{scrub['due']} due{late}"] if scrub.get("due") else []
+        if scrub.get("reading"):
+            facts.append(f"reading {scrub['reading']}, {units.show_bytes(int(scrub['read_bytes']))} so far")
+        elif next_s is not None:
+            facts.append(f"next in {units.show_seconds(float(next_s))}")
+        facts += [f"{scrub['found']} found corrupt, last {scrub['last_found']}"] if scrub.get("found") else []
+        facts += [f"{scrub['unread']} can't be read: {scrub['last_unread']}"] if scrub.get("unread") else []
+    return _line("scrub", facts)
 
 
 def _writing_line(writing: dict[str, Any] | None) -> str:

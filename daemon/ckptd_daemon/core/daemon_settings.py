@@ -16,6 +16,7 @@ from ckptd.names import check_run_name
 from ckptd_daemon.core.loopback import check_listen
 from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_daemon.series.settings_file import Settings, read_settings, write_settings
+from ckptd_daemon.verify.rota import check_every
 
 DEFAULT_GRACE_S: Final = 30.0
 DEFAULT_IDLE_EXIT_S: Final = 60.0
@@ -37,6 +38,8 @@ class DaemonSettings:
         budget: Fields of series.budget.Budget to write into the root's settings. Default: none.
         max_write_rate: Bytes per second to write at most, 0 for no bound, to write into the root's settings. None
             (default) leaves what they say.
+        scrub_every_s: Seconds within which every checkpoint is read again, 0 for never, to write into the root's
+            settings. None (default) leaves what they say.
         log_path: None (default) for ROOT/.ckptd/daemon.log.
         listen: Address of this machine's loopback to serve clients at too, "tcp://127.0.0.1:0" for any free port;
             None (default) for none. Only who can read daemon.json gets in.
@@ -51,6 +54,7 @@ class DaemonSettings:
     policy_run: str | None = None
     budget: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     max_write_rate: int | None = None
+    scrub_every_s: int | None = None
     log_path: Path | None = None
     listen: str | None = None
 
@@ -59,6 +63,7 @@ class DaemonSettings:
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise InvalidArgument("not a time", where=name, seen=repr(value), wanted="seconds, 0 or more")
         check_rate(self.max_write_rate, "max_write_rate")
+        check_every(self.scrub_every_s, "scrub_every_s")
         if self.listen is not None:
             check_listen(self.listen)
         if self.policy_run is not None:
@@ -79,11 +84,14 @@ class DaemonSettings:
             OSError: It can't be written; it is as it was.
         """
         policies = read_settings(root.path)
-        if self.policy is None and not self.budget and self.max_write_rate is None:
+        given = (self.policy, self.max_write_rate, self.scrub_every_s)
+        if not self.budget and given == (None, None, None):
             return policies
         policies = dataclasses.replace(policies, budget=dataclasses.replace(policies.budget, **self.budget))
         if self.max_write_rate is not None:
             policies = dataclasses.replace(policies, max_write_rate=self.max_write_rate or None)
+        if self.scrub_every_s is not None:
+            policies = dataclasses.replace(policies, scrub_every_s=self.scrub_every_s)
         if self.policy is not None and self.policy_run is None:
             policies = dataclasses.replace(policies, policy=self.policy)
         elif self.policy is not None and self.policy_run is not None:

@@ -41,6 +41,7 @@ from ckptd_daemon.core.streams import Streams
 from ckptd_daemon.core.who_waits import proof_is_waited_for, somebody_waits
 from ckptd_daemon.core.worker import Worker
 from ckptd_daemon.series.settings_file import Settings
+from ckptd_daemon.verify.rota import check_every
 from ckptd_daemon.verify.verifier_process import Verifier
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class Daemon:
     ) -> None:  # fmt: skip
         root = lock.root
         self._lock, self._root, self._settings, self._flush_log = lock, root, settings, flush_log
-        self._verifier = Verifier(root.path)
+        self._verifier = Verifier(root.path, scrub_every_s=check_every(policies.scrub_every_s, "scrub"))
         self._maker, self._stream_worker = Worker("ckptd-slots"), Worker("ckptd-streams")
         self._prover = Worker("ckptd-proofs")
         self._disk = Disk(root, policies, urgency=Urgency(False, step_back_session))
@@ -190,6 +191,7 @@ class Daemon:
             clients.streams.look()
             self._disk.writing.urgency.set(somebody_waits(clients))
             self._verifier.hurry(proof_is_waited_for(clients))
+            self._verifier.writing(clients.pipeline.busy())
 
         return Server(
             endpoint, inlet, service, self._workers(), self._verifier, self._signals,

@@ -20,7 +20,14 @@
            "series": the run as its catalogue sums it up}],
  "memory": {"staged_bytes", "max_staged_bytes": null | bytes, "max_client_bytes": null | bytes,
             "free": [{"where", "bytes"}]},     every bound on more of it
- "verifier": {"pid", "watching", "reason", "pending", "restarts"},
+ "verifier": {"pid", "watching", "reason", "pending", "restarts",
+              "scrub": {"every_s",             0 for never; the rest once it has begun:
+                        "checkpoints", "due", "late": counts (verify.rota.Standing),
+                        "oldest_s": null | age,  everything was read in full within so many seconds
+                        "next_s": null | until one is due,
+                        "reading": "" | run/name, "read_bytes",
+                        "passed", "found", "last_found",  since the verifier started: read, corrupt, which and why
+                        "unread", "last_unread"}},        can't be read now: how many, and why the last one can't
  "writing": {"mode": "direct" | "early" | "plain",     how large files get to the medium (ckptd.disk.write_mode)
              "reason": why it is no better one,
              "max_bytes_per_s": null | number,

@@ -15,6 +15,9 @@
     [writing]                # all runs; without it, as fast as it goes
     max_write_rate = 50_000_000   # bytes per second
 
+    [scrub]                  # all runs; without it, once a week
+    every_s = 604_800        # within so many seconds every checkpoint is read again; 0 for never
+
 The first start with flags writes it; a later start without flags goes on with what it says.
 """
 
@@ -36,12 +39,14 @@ from ckptd.errors import InvalidArgument
 from ckptd.names import SERVICE_DIR, check_run_name
 from ckptd_daemon.series.budget import Budget
 from ckptd_daemon.series.policy import RetentionPolicy
+from ckptd_daemon.verify.rota import check_every
 
 SETTINGS_FILE: Final = "ckptd.toml"
 MAX_SETTINGS_BYTES: Final = 1024 * 1024
 _POLICY_KEYS: Final = tuple(f.name for f in fields(RetentionPolicy))
 _BUDGET_KEYS: Final = tuple(f.name for f in fields(Budget))
 _RATE_KEY: Final = "max_write_rate"
+_SCRUB_KEY: Final = "every_s"
 _METRIC_KEYS: Final = ("monitor", "mode")
 
 
@@ -54,12 +59,15 @@ class Settings:
         runs: Per run, complete: what its table leaves out is already filled in from `policy`.
         budget: Bounds on staged bytes.
         max_write_rate: Bound on writing checkpoints in bytes per second; None for none.
+        scrub_every_s: Seconds within which every checkpoint is read again, 0 for never; None for the default
+            (`rota.check_every`).
     """
 
     policy: RetentionPolicy = field(default_factory=RetentionPolicy)
     runs: Mapping[str, RetentionPolicy] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
     max_write_rate: int | None = None
+    scrub_every_s: int | None = None
 
     def policy_for(self, run: str) -> RetentionPolicy:
         """The policy of one run."""
@@ -112,7 +120,7 @@ def settings_from_toml(data: bytes, *, where: str) -> Settings:
         raise InvalidArgument(
             "not a TOML file", where=where, seen=str(error)[:300], todo="mend it or remove it"
         ) from error
-    _refuse_unknown(parsed, ("policy", "runs", "staging", "writing"), where, "")
+    _refuse_unknown(parsed, ("policy", "runs", "staging", "writing", "scrub"), where, "")
     policy = _policy(_table(parsed, "policy", where, ""), {}, where, "policy")
     tables = _table(parsed, "runs", where, "")
     runs = {}
@@ -122,6 +130,7 @@ def settings_from_toml(data: bytes, *, where: str) -> Settings:
     return Settings(
         policy=policy, runs=runs, budget=_budget(_table(parsed, "staging", where, ""), where),
         max_write_rate=_write_rate(_table(parsed, "writing", where, ""), where),
+        scrub_every_s=_scrub_every(_table(parsed, "scrub", where, ""), where),
     )  # fmt: skip
 
 
@@ -135,6 +144,8 @@ def settings_to_toml(settings: Settings) -> bytes:
         document["staging"] = staging
     if settings.max_write_rate is not None:
         document["writing"] = {_RATE_KEY: settings.max_write_rate}
+    if settings.scrub_every_s is not None:
+        document["scrub"] = {_SCRUB_KEY: settings.scrub_every_s}
     return tomli_w.dumps(document).encode("utf-8")
 
 
@@ -178,6 +189,14 @@ def _write_rate(table: dict[str, Any], where: str) -> int | None:
         return check_rate(table.get(_RATE_KEY), _RATE_KEY)
     except InvalidArgument as error:
         raise _in_file(error, where, "writing") from error
+
+
+def _scrub_every(table: dict[str, Any], where: str) -> int | None:
+    _refuse_unknown(table, (_SCRUB_KEY,), where, "scrub.")
+    try:
+        return check_every(table[_SCRUB_KEY], _SCRUB_KEY) if _SCRUB_KEY in table else None
+    except InvalidArgument as error:
+        raise _in_file(error, where, "scrub") from error
 
 
 def _in_file(error: InvalidArgument, where: str, name: str) -> InvalidArgument:

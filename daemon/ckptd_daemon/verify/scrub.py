@@ -28,6 +28,7 @@ from ckptd_daemon.verify.verifier_lines import MAX_FAULT_CHARS, Line, LogLine, S
 RETRY_S: Final = 3_600.0  #: after one that couldn't be read, or that failed and hasn't been checked again
 _TELL_EVERY_S: Final = 5.0
 _TELL_IDLE_S: Final = 60.0
+_MOST_CHARS: Final = 500  #: of a text in the status: that is one message
 
 
 class Scrub:
@@ -156,14 +157,17 @@ class Scrub:
             self._rota.forget(key)
 
     def _put_off(self, key: Key, why: dict[Key, str], what: str, event: str) -> None:
-        what = what[:MAX_FAULT_CHARS]
         with self._changed:
             known = why.get(key) == what
             why[key] = what
             self._rota.put_off(key, self._now() + RETRY_S)
         if not known:
             again = "it is checked again at once" if why is self._suspects else "it is tried again in an hour"
-            self._send(LogLine(logging.WARNING, f"{event} run={key[0]} name={key[1]} {what}; {again}"))
+            self._send(
+                LogLine(
+                    logging.WARNING, f"{event} run={key[0]} name={key[1]} {what[:MAX_FAULT_CHARS]}; {again}"
+                )
+            )
 
     def _tell(self) -> None:
         now = self._now()
@@ -171,7 +175,7 @@ class Scrub:
         self._send(
             ScrubState(
                 **asdict(self._rota.standing(now)), reading=self._reading, read_bytes=self._read_bytes,
-                passed=self._passed, found=self._found, last_found=self._last_found,
-                unread=len(self._unread), last_unread=next(reversed(self._unread.values()), ""),
+                passed=self._passed, found=self._found, last_found=self._last_found[:_MOST_CHARS],
+                unread=len(self._unread), last_unread=next(reversed(self._unread.values()), "")[:_MOST_CHARS],
             )
         )  # fmt: skip
