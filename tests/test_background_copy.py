@@ -78,8 +78,10 @@ def test_who_waits_takes_over_what_is_left(monkeypatch: pytest.MonkeyPatch) -> N
     assert held.begun.wait(60)
     assert not copy.wait(0.01)
     held.begun.clear()
-    threading.Timer(0.01, held.may.set).start()
+    letting = threading.Thread(target=lambda: held.begun.wait(60) and held.may.set())
+    letting.start()
     copy.let_go()
+    letting.join()
     assert held.by == ["ckptd-overlap", "MainThread"]
     assert copy.wait(60)
 

@@ -59,9 +59,9 @@ def client_of(root: Root, **options: Any) -> ckptd.Client:
     defaults: dict[str, Any] = {
         "daemon": "attach",
         "overlap": True,
-        "start_timeout_s": 1.0,
-        "busy_timeout_s": 5.0,
-        "close_timeout_s": 5.0,
+        "start_timeout_s": 60.0,
+        "busy_timeout_s": 60.0,
+        "close_timeout_s": 60.0,
     }
     return ckptd.Client(root.path, **(defaults | options))
 
@@ -148,7 +148,7 @@ def test_checkpoints_hold_the_state_of_their_call_by_either_way_to_the_daemon(
     held = HeldCopies(monkeypatch, patience_s=0.01)
     loop = Loop(OPTIMIZERS["AdamW fused"])
     wanted = []
-    how = {"daemon": "auto", "transport": transport, "start_timeout_s": 30.0, "close_timeout_s": 30.0}
+    how = {"daemon": "auto", "transport": transport}
     with held.watch_steps(), client_of(root, **how) as client:
         for step in range(4):
             wanted.append({name: value.clone() for name, value in loop.model.state_dict().items()})
@@ -175,8 +175,8 @@ def test_snapshot_returns_before_the_copy_and_the_next_step_waits_for_it(
         loop.optimizer.step()
         assert held.may.is_set()
         assert not torch.equal(before, loop.model[1].weight)
-        assert ticket.wait("staged", timeout_s=10) is ticket
-        ticket.wait(timeout_s=10)
+        assert ticket.wait("staged", timeout_s=60) is ticket
+        ticket.wait(timeout_s=60)
     assert len(fake.snapshots) == 1
 
 
@@ -297,7 +297,7 @@ def test_the_next_snapshot_waits_for_the_copy_before_it(
         threading.Timer(0.05, held.may.set).start()
         second = client.snapshot(2, loop.state)
         assert first.state != "copying"
-        second.wait(timeout_s=10)
+        second.wait(timeout_s=60)
     assert [descriptor.step for descriptor, _ in fake.snapshots] == [1, 2]
 
 
@@ -309,7 +309,7 @@ def in_time() -> Iterator[None]:
         raise TimeoutError("it hangs")
 
     before = signal.signal(signal.SIGALRM, over)
-    signal.alarm(15)
+    signal.alarm(100)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -324,7 +324,7 @@ def test_who_waits_for_a_copy_may_hold_the_lock_that_the_end_of_the_one_before_w
     calls: dict[str, Callable[[ckptd.Client], object]] = {
         "snapshot": lambda client: client.snapshot(3, loop.state),
         "restore": lambda client: client.restore(loop.state, source=root.path / "elsewhere"),
-        "wait": lambda client: client.wait(3),
+        "wait": lambda client: client.wait(60),
         "close": lambda client: client.close(),
     }
     held.may.set()
@@ -457,12 +457,12 @@ def test_a_copy_that_fails_is_a_failed_snapshot_and_its_slot_is_free(
         ticket = client.snapshot(1, loop.state)
         held.may.set()
         with pytest.raises(SaveFailed, match="its copy failed: MemoryError: no memory"):
-            ticket.wait("staged", timeout_s=10)
+            ticket.wait("staged", timeout_s=60)
         assert ticket.state == "failed"
         assert {slot.header().state for slot in fake.slots.values()} == {SlotState.FREE}
         loop.step()
         held.error = None
-        client.snapshot(2, loop.state).wait(timeout_s=10)
+        client.snapshot(2, loop.state).wait(timeout_s=60)
     assert [descriptor.step for descriptor, _ in fake.snapshots] == [2]
 
 
@@ -507,13 +507,19 @@ def test_a_forked_child_has_no_copy_and_its_parent_keeps_it(
         assert held.begun.wait(60)
         child = os.fork()
         if child == 0:
-            signal.alarm(20)
+            signal.alarm(60)
             loop.optimizer.step()  # waits for nothing: its memory is its own
             os._exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         held.may.set()
         client.wait(60)
     assert [held_in(*one) for one in fake.snapshots] == [wanted]
+
+
+def interrupt(when: Callable[[], bool]) -> None:
+    """A Ctrl-C for this process, once that is true: outside of the call that it is for, it would end all tests."""
+    wait_until(when)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_ctrl_c_in_a_step_that_waits_leaves_the_snapshot_and_the_parameters(
@@ -526,14 +532,16 @@ def test_ctrl_c_in_a_step_that_waits_leaves_the_snapshot_and_the_parameters(
         client.snapshot(1, loop.state)
         assert held.begun.wait(60)
         with hearing_ctrl_c():
-            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+            interrupting = threading.Thread(target=interrupt, args=(lambda: "MainThread" in held.by,))
+            interrupting.start()
             with pytest.raises(KeyboardInterrupt):
                 loop.optimizer.step()
+            interrupting.join()
         assert expected_of(loop.state)[("model", "1.weight")] == wanted[("model", "1.weight")]
         held.may.set()
         with pytest.warns(CheckpointWarning, match="its copy failed: KeyboardInterrupt"):
             client.wait(60)
-        client.snapshot(2, loop.state).wait(timeout_s=10)
+        client.snapshot(2, loop.state).wait(timeout_s=60)
 
 
 def test_a_hook_that_was_there_before_the_client_changes_nothing_that_is_still_copied(
@@ -569,7 +577,7 @@ def test_without_an_optimizer_all_is_copied_before_snapshot_returns(
     held = HeldCopies(monkeypatch, patience_s=0.05)
     with client_of(root) as client:
         ticket = client.snapshot(1, {"model": nn.Linear(3, 3), "weights": torch.ones(9)})
-        assert ticket.wait(timeout_s=10).state == "committed"
+        assert ticket.wait(timeout_s=60).state == "committed"
     assert held.by == []
 
 
@@ -579,7 +587,7 @@ def test_what_is_copied_in_less_than_a_thread_takes_to_start_is_copied_at_once(
     held = HeldCopies(monkeypatch, patience_s=0.05)
     monkeypatch.setattr(overlap, "AT_ONCE_BYTES", 1 << 20)
     with client_of(root) as client:
-        client.snapshot(1, Loop(OPTIMIZERS["SGD"]).state).wait(timeout_s=10)
+        client.snapshot(1, Loop(OPTIMIZERS["SGD"]).state).wait(timeout_s=60)
     assert held.by == []
 
 
@@ -592,7 +600,7 @@ def test_an_optimizer_whose_step_runs_no_hook_is_copied_at_once_and_named(
     with client_of(root) as client:
         with pytest.warns(CheckpointWarning, match="what SGD trains is copied at once: its step"):
             client.snapshot(1, loop.state)
-        client.snapshot(2, loop.state).wait(timeout_s=10)
+        client.snapshot(2, loop.state).wait(timeout_s=60)
     assert held.by == []
 
 
@@ -604,6 +612,7 @@ def test_overlap_without_a_daemon_is_refused(root: Root) -> None:
 
 
 def test_clients_of_one_process_share_the_hook(root: Root, fake: FakeDaemon) -> None:
+    wait_until(lambda: gc.collect() >= 0 and "0 users" in repr(gate))
     gate.enter()
     gate.leave()  # one that was dropped before may have left it
     hooks = _global_optimizer_pre_hooks
@@ -626,13 +635,13 @@ from ckptd.tensors import background_copy, copying
 model = torch.nn.Linear(600, 600)
 torch.nn.init.constant_(model.weight, 5)
 state = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
-client = ckptd.Client(sys.argv[1], overlap=True, close_timeout_s=30)
+client = ckptd.Client(sys.argv[1], overlap=True)
 """
 HELD = """
 import threading
 go = threading.Event()
 def held(*how):
-    assert go.wait(30)
+    assert go.wait(60)
     copying.copy_tensors(*how)
 background_copy.copy_tensors = held
 assert client.snapshot(7, state).state == "copying"
@@ -646,7 +655,7 @@ ENDINGS = {
 def run(root: Root, code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", SCRIPT + code, str(root.path)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=110, check=False,
     )  # fmt: skip
 
 
@@ -665,7 +674,7 @@ def test_however_the_script_ends_a_snapshot_that_is_still_copied_becomes_durable
 def test_a_trainer_killed_before_its_slot_is_sealed_loses_that_snapshot_and_nothing_else(root: Root) -> None:
     done = run(root, "client.snapshot(6, state).wait()" + HELD + "os.kill(os.getpid(), signal.SIGKILL)")
     assert done.returncode == -signal.SIGKILL, done.stderr
-    with client_of(root, start_timeout_s=10.0) as client:
-        assert client.drain(20) == 0
+    with client_of(root) as client:
+        assert client.drain(60) == 0
         assert [one.step for one in client.checkpoints()] == [6]
     assert not list(root.slot_path.glob("slot-*"))
