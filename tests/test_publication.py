@@ -15,7 +15,7 @@ import pytest
 from ckptd.disk.lock import RootLock
 from ckptd.disk.lock import holder as named_holder
 from ckptd.disk.rootdir import DaemonRecord, Root, own_start
-from ckptd.errors import NoDaemon
+from ckptd.errors import NoDaemon, RootMoved
 from ckptd.link.connection import connect
 from ckptd_daemon.core.publication import LOOK_EVERY_S, Publication
 from daemon_parts import BareClient, DaemonProcess, Places, eventually, places_in
@@ -56,7 +56,7 @@ class Desk:
             result = error
         done(result)
 
-    def lose(self) -> None:
+    def lose(self, error: RootMoved) -> None:
         self.lost += 1
 
     def look(self) -> None:

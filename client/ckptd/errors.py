@@ -64,6 +64,10 @@ class SaveFailed(CkptdError):
     """A snapshot could not be made durable: an I/O error other than a full disk. Nothing is lost that was committed."""
 
 
+class RootMoved(SaveFailed):
+    """The root was moved, removed or replaced while it was in use. Nothing is written to what is at its path now."""
+
+
 class ReadFailed(CkptdError, OSError):
     """Something can't be read now: an I/O error, no descriptors, no memory. It says nothing about the checkpoints.
 
@@ -281,6 +285,6 @@ BY_NAME: dict[str, type[CkptdError]] = {
         CkptdError, SaveFailed, ReadFailed, UnstorableState, StateMismatch, UnsupportedTorch, ProtocolError, ClientClosed,
         InvalidArgument, BadRoot, NothingThere, CheckpointGone, CorruptCheckpoint, UnknownSchema,
         NoValidCheckpoint, NoDaemon, RootLocked, RunTaken, TimedOut, OutcomeUnknown, NoSpace, SharedMemoryTooSmall,
-        OverBudget,
+        OverBudget, RootMoved,
     )
 }  # fmt: skip

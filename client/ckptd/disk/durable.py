@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ckptd.disk import own_leftovers
 from ckptd.disk.chunks import Chunk, even_chunks
 from ckptd.disk.new_file import Steps, create, created, write_all, write_steps
 from ckptd.disk.own_leftovers import unlink_quietly
@@ -147,7 +148,8 @@ def atomic_write_json(path: str | os.PathLike[str], obj: Any) -> None:
     """Write obj as canonical JSON (sorted keys, two spaces, final newline) to path, durably, all or nothing.
 
     A reader sees the old file or the new one, never a part. The temporary file lies in the same folder, under
-    a name nobody else uses, and a failure leaves none behind.
+    a name nobody else uses. A failure leaves none behind; one that can't be removed then goes with this process's
+    next call for that folder.
 
     Args:
         path: Replaced when it exists. Its folder must exist.
@@ -167,6 +169,7 @@ def atomic_write_json(path: str | os.PathLike[str], obj: Any) -> None:
         raise InvalidArgument(
             "can't be written as strict JSON", where=os.fspath(path), seen=str(error)
         ) from error
+    own_leftovers.remove(Path(path).parent)
     replace_file(Path(path), [data])
 
 
@@ -211,14 +214,17 @@ def make_dirs(path: Path) -> None:
 
 
 def make_real_dir(path: Path) -> None:
-    """make_dirs, for a folder in which we write: a link in its place would lead our files out of the root.
+    """Create the folder path, in which we write, durably: a link in its place would lead our files out of the root.
 
     Raises:
         NotADirectoryError: path is a link, whatever it leads to, or no folder.
-        OSError: As for make_dirs.
+        FileNotFoundError: What it is to be made in is gone.
+        OSError: It may have been made; the next call makes it durable.
     """
     if not is_taken(path):
-        make_dirs(path)
+        # Not those above: a root that was moved away is not made again at its old path.
+        path.mkdir(exist_ok=True)
+        sync_upwards(path.parent)
     elif stat.S_ISLNK(os.lstat(path).st_mode):
         what = "a link, not a folder: what is written there would leave the root"
         raise NotADirectoryError(errno.ENOTDIR, what, str(path))

@@ -19,6 +19,7 @@ from typing import Final
 from ckptd.disk.daemon_record import DaemonRecord, own_start, process_started
 from ckptd.disk.folder_files import close_all
 from ckptd.disk.lock_strangers import held_by_strangers
+from ckptd.disk.root_place import RootPlace
 from ckptd.disk.rootdir import Root
 from ckptd.errors import BadRoot, RootLocked
 
@@ -39,7 +40,7 @@ class RootLock:
         self.root = root
         self._fd: int | None = None
         self._folder_fd: int | None = None
-        self._folder_inode = (0, 0)
+        self._place: RootPlace | None = None
 
     def __repr__(self) -> str:
         return f"<RootLock {self.root.path} {'held' if self.held else 'free'}>"
@@ -60,6 +61,7 @@ class RootLock:
             raise RootLocked("this process holds the root's lock already", where=str(self.root.path))
         self._folder_fd = self._lock_folder()  # first: who doesn't get it changes nothing below
         try:
+            self._place = self._find_place()
             self._fd = self._lock_file()
         except BaseException:
             self._close()
@@ -74,16 +76,16 @@ class RootLock:
             self._close()
             _held.discard(self)
 
-    def in_place(self) -> bool:
-        """Whether the folder that was locked still is what the root's path leads to. Only while it is held.
+    @property
+    def place(self) -> RootPlace:
+        """Tells whether the folder that was locked still is what the root's path leads to.
 
         Raises:
-            OSError: It can't be told.
+            RootLocked: The lock isn't held.
         """
-        try:
-            return _inode(os.stat(self.root.path)) == self._folder_inode
-        except FileNotFoundError:
-            return False
+        if self._place is None:
+            raise RootLocked("the root's lock isn't held", where=str(self.root.path))
+        return self._place
 
     def restore(self) -> bool:
         """Make and lock the file again if it was removed or replaced; whether that was needed.
@@ -109,7 +111,6 @@ class RootLock:
         except OSError as error:
             raise _unusable("the root can't be opened", where, error) from error
         try:
-            self._folder_inode = _inode(os.fstat(fd))
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             strangers = error.errno in _TAKEN and held_by_strangers(fd)
@@ -121,6 +122,12 @@ class RootLock:
             log.warning("lock.file_only root=%s reason=%s", where, error)
             return None
         return fd
+
+    def _find_place(self) -> RootPlace:
+        try:
+            return RootPlace(self.root.path)
+        except OSError as error:
+            raise _unusable("the root can't be opened", str(self.root.path), error) from error
 
     def _lock_file(self) -> int:
         for _ in range(_TRIES):
@@ -166,7 +173,9 @@ class RootLock:
             if fd is not None:
                 with contextlib.suppress(OSError):  # it is closed, whatever it says
                     os.close(fd)
-        self._fd = self._folder_fd = None
+        if self._place is not None:
+            self._place.close()
+        self._fd = self._folder_fd = self._place = None
 
     def _locked(self, named: int | None) -> RootLocked:
         """The error that says who holds the lock, and what can be done about that one."""

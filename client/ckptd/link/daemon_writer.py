@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from ckptd.disk.rootdir import Root
 from ckptd.disk.staged_line import Accepted
-from ckptd.errors import CkptdError, ClientClosed, RunTaken, TimedOut
+from ckptd.errors import CkptdError, ClientClosed, RootMoved, RunTaken, TimedOut
 from ckptd.link.beside import BesideTraining
 from ckptd.link.client_options import Transport
 from ckptd.link.daemon_link import ANSWER_S, DaemonLink
@@ -144,7 +144,7 @@ class DaemonWriter:
     # --- waiting ---------------------------------------------------------------------------------
 
     def wait_for(self, ticket: Ticket, state: str, timeout_s: float) -> None:
-        """Return when the ticket has reached `state` or can't any more. Raises TimedOut, RunTaken."""
+        """Return when the ticket has reached `state` or can't any more. Raises TimedOut, RunTaken, RootMoved."""
         self._wait(
             lambda: ticket.has_reached(state) or ticket.cannot_reach(state), timeout_s, f"step {ticket.step}",
             proof_of=ticket.snapshot if state == "verified" else 0,
@@ -160,6 +160,7 @@ class DaemonWriter:
             TimedOut: Not within the bound.
             NoDaemon: With no_daemon_s: no daemon was there for so long.
             RunTaken: Another client has the run now.
+            RootMoved: The root isn't where it was.
         """
         self._wait(self._nothing_left, timeout_s, "the snapshots to be committed", no_daemon_s)
 
@@ -275,7 +276,7 @@ class DaemonWriter:
                 self._disk_at = now
                 link.look_on_disk()
             over = no_daemon_s is not None and now - started >= no_daemon_s
-            if over or isinstance(link.session.trouble, RunTaken):
+            if over or isinstance(link.session.trouble, (RootMoved, RunTaken)):
                 raise link.no_daemon()
         if now - started >= timeout_s:
             raise TimedOut(

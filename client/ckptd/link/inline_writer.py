@@ -21,7 +21,7 @@ from ckptd.disk.leftovers import sweep, sweep_run
 from ckptd.disk.lineage import Position
 from ckptd.disk.lock import RootLock
 from ckptd.disk.rootdir import Root
-from ckptd.disk.run_index import forget_recent
+from ckptd.disk.run_index import fold_recent
 from ckptd.disk.series_entries import Entry, Series, position_after, read_series
 from ckptd.disk.staged_line import Accepted
 from ckptd.disk.writing import Writing
@@ -31,6 +31,7 @@ from ckptd.errors import (
     OutcomeUnknown,
     ReadFailed,
     RootLocked,
+    RootMoved,
     SaveFailed,
 )
 from ckptd.limits import PAGE_ALIGNMENT
@@ -82,7 +83,7 @@ class InlineWriter:
             for folder in (self._root.path, self._root.service_dir):
                 sweep(folder)
             sweep_run(run_dir)
-            forget_recent(run_dir)  # only a daemon keeps it up
+            fold_recent(run_dir)  # only a daemon keeps it up
             self.run_id = series.run_id or uuid.uuid4().hex
             # An unreadable decision may be the birth: a second one would make the run's id doubtful for ever.
             if series.decisions.birth_run_id is not None:
@@ -128,10 +129,12 @@ class InlineWriter:
     def _commit(self, ticket: Ticket, descriptor: Descriptor, data: memoryview) -> None:
         ticket.become("writing")
         try:
+            self._check_root()
             position = self._position(descriptor)
             ticket.sequence = position.sequence
             run_dir = self._root.run_dir(self._run)
             done = commit_snapshot(run_dir, descriptor, data, position, writing=self._writing)
+            self._check_root(committed=True)
         except (NoSpace, SaveFailed, OutcomeUnknown) as error:
             _forget_frames(error)
             ticket.become("unknown" if isinstance(error, OutcomeUnknown) else "failed", error=error)
@@ -142,6 +145,22 @@ class InlineWriter:
         ticket.path = done.path
         ticket.become("committed")
         self._failures.committed(time.monotonic(), others_wait=False)
+
+    def _check_root(self, *, committed: bool = False) -> None:
+        """Raises RootMoved, or OutcomeUnknown when something was committed just now: nobody knows where."""
+        try:
+            self._root_lock.place.check()
+        except OSError as error:
+            if not committed:
+                raise SaveFailed(
+                    "the root can't be looked at", where=str(self._root.path), seen=str(error)
+                ) from error
+        except RootMoved as error:
+            if committed:
+                raise OutcomeUnknown(
+                    error.what, where=error.where, seen=error.seen, todo=error.todo
+                ) from error
+            raise
 
     def _position(self, descriptor: Descriptor) -> Position:
         try:

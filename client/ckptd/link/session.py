@@ -14,8 +14,10 @@ from typing import Final, Literal, TypeVar
 
 import ckptd
 from ckptd.disk.daemon_record import process_started
+from ckptd.disk.durable import is_taken
+from ckptd.disk.root_place import RootPlace
 from ckptd.disk.rootdir import DaemonRecord, Root
-from ckptd.errors import CkptdError, NoDaemon, RunTaken, TimedOut
+from ckptd.errors import CkptdError, NoDaemon, RootMoved, RunTaken, TimedOut
 from ckptd.link import wire
 from ckptd.link.autostart import DaemonStart
 from ckptd.link.connection import Connection, connect
@@ -48,6 +50,7 @@ class Session:
     def __init__(self, root: Root, run: str, client_id: str, mode: DaemonMode) -> None:
         self._root, self._run, self._client_id, self._mode = root, run, client_id, mode
         self._connection: Connection | None = None
+        self._place: RootPlace | None = None
         self._start: DaemonStart | None = None
         self._start_failed = False
         self._not_before = 0.0
@@ -169,13 +172,44 @@ class Session:
 
     def close(self) -> None:
         """Leave without a word. Waits for nothing."""
+        self._disconnect()
+        if self._place is not None:
+            self._place.close()
+            self._place = None
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    # --- inside ----------------------------------------------------------------------------------
+    def _check_root(self) -> None:
+        """The root that is served is the one this session began with.
+
+        One that was removed, with all in it, may have another in its place, made for this job to go on in: it must
+        not have the run already, whose line would be another's.
+
+        Raises:
+            RootMoved: It isn't: no daemon is looked for there, and none started.
+            OSError: It can't be told.
+        """
+        if self._place is None:
+            self._place = RootPlace(self._root.path)
+            return
+        try:
+            self._place.check()
+        except RootMoved:
+            path = self._root.path
+            if not self._place.removed or not path.is_dir() or is_taken(self._root.run_dir(self._run)):
+                raise
+            new, old = RootPlace(path), self._place
+            Root.open(path, create=False)  # a daemon that is started needs the folder for its log
+            self._place = new
+            old.close()
 
     def _find_daemon(self, timeout_s: float) -> Connection | None:
+        self._check_root()
         if self._mode == "attach":
             return connect(self._root, timeout_s=max(timeout_s, _ATTACH_IN_PASSING_S))
         if self._start is None:
@@ -224,7 +258,7 @@ class Session:
         self._lost = True
         self.trouble, self._not_before = error, 0.0
         with contextlib.suppress(CkptdError):
-            self.close()
+            self._disconnect()
 
     def _may_pass(self, trouble: CkptdError) -> bool:
         """Whether a first attachment should try again: a daemon that is leaving makes room for a new one."""

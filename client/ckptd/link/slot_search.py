@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from ckptd.errors import TimedOut
+from ckptd.errors import RootMoved, TimedOut
 from ckptd.link.daemon_link import DaemonLink
 from ckptd.link.giving_way import GivingWay
 from ckptd.link.headroom import with_headroom
@@ -37,6 +37,7 @@ class SlotSearch:
 
         Raises:
             TimedOut, NoDaemon: None came free within the bound.
+            RootMoved: None is free, and no daemon is to be had.
             SharedMemoryTooSmall, OverBudget: None can be large enough.
         """
         link, started = self._link, time.monotonic()
@@ -72,8 +73,10 @@ class SlotSearch:
     def _check(self, started: float, timeout_s: float, *, asked: bool) -> None:
         """Raise once the bound is over."""
         link, now = self._link, time.monotonic()
-        if not link.session.connected and now - started >= min(timeout_s, self._start_timeout_s):
-            raise link.no_daemon()
+        if not link.session.connected:
+            moved = isinstance(link.session.trouble, RootMoved)  # no daemon is started there: nothing to wait for
+            if moved or now - started >= min(timeout_s, self._start_timeout_s):
+                raise link.no_daemon()
         if now - started < timeout_s:
             return
         if (timeout_s > 0 or asked) and link.session.last_heard < started:

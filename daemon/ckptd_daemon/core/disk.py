@@ -22,7 +22,7 @@ from ckptd.disk.rootdir import Root
 from ckptd.disk.verification import Report
 from ckptd.disk.write_rate import WriteRate
 from ckptd.disk.writing import Writing
-from ckptd.errors import CkptdError, OutcomeUnknown, ProtocolError
+from ckptd.errors import CkptdError, OutcomeUnknown, ProtocolError, RootMoved
 from ckptd.limits import MIB
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import decode
@@ -101,15 +101,20 @@ class Disk:
         commit: What writes a snapshot.
         catalogue: What keeps one run.
         urgency: Whether somebody waits for what is written; it changes in the loop.
+        in_place: Raises RootMoved when the root's path leads to it no more.
 
     Attributes:
         writing: How files are written.
+        root_lost: Called in the loop before anything that failed because of that; needn't return.
     """
 
     def __init__(
         self, root: Root, settings: Settings, *, commit: Commit | None = None,
         catalogue: Callable[[Root, str], Catalogue] = Catalogue, urgency: Urgency | None = None,
+        in_place: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
+        self._in_place = in_place
+        self.root_lost: Callable[[RootMoved], None] = lambda _: None
         self.root, self._settings, self._new_catalogue = root, settings, catalogue
         self.writing = Writing(urgency=urgency or Urgency(), rate=WriteRate(settings.max_write_rate))
         self._commit = commit or partial(commit_snapshot, writing=self.writing)
@@ -163,7 +168,11 @@ class Disk:
             _free(slot)
             return Written(name=found.name, step=descriptor.step, nbytes=0, seconds=0.0, earlier=True)
         slot.mark_writing(sequence)
-        committed = self._write(catalogue, header, descriptor, slot, sequence)
+        try:
+            committed = self._write(catalogue, header, descriptor, slot, sequence)
+        finally:  # moved meanwhile, a failure says nothing, and nobody can say where a success is: the slot is kept
+            with contextlib.suppress(OSError):
+                self._check_root()
         _free(slot)  # before the acknowledgement, and before anything could remove the checkpoint
         catalogue.added(committed)
         return Written(
@@ -237,7 +246,15 @@ class Disk:
 
     # --- inside ----------------------------------------------------------------------------------
 
+    def _check_root(self) -> None:
+        try:
+            self._in_place()
+        except RootMoved as error:
+            self.worker.post(partial(self.root_lost, error))
+            raise
+
     def _catalogue(self, run: str) -> Catalogue:
+        self._check_root()
         catalogue = self._catalogues.get(run)
         if catalogue is None:
             began = time.monotonic()

@@ -19,6 +19,7 @@ from ckptd.disk.lock import RootLock
 from ckptd.disk.priority import Urgency, step_back_session
 from ckptd.disk.rootdir import DaemonRecord, Root, own_start, private_dir
 from ckptd.disk.slot_folder import record_root
+from ckptd.errors import RootMoved
 from ckptd_daemon.core import recovery
 from ckptd_daemon.core.clients import Clients
 from ckptd_daemon.core.connections import allow_descriptors
@@ -92,7 +93,10 @@ class Daemon:
         self._verifier = Verifier(root.path, scrub_every_s=check_every(policies.scrub_every_s, "scrub"))
         self._maker, self._stream_worker = Worker("ckptd-slots"), Worker("ckptd-streams")
         self._prover = Worker("ckptd-proofs")
-        self._disk = Disk(root, policies, urgency=Urgency(False, step_back_session))
+        self._disk = Disk(
+            root, policies, urgency=Urgency(False, step_back_session), in_place=lock.place.check
+        )
+        self._disk.root_lost = self._leave_lost_root
         self._budget = policies.budget
         self._pool = SlotPool(root.slot_dir())
         _record_root(self._pool.folder, root)
@@ -227,10 +231,14 @@ class Daemon:
             log.error("streams.lost count=%d they couldn't be written, and lie in no shared memory", lost)
         self._pool.close()
 
-    def _leave_lost_root(self) -> NoReturn:
+    def _leave_lost_root(self, error: RootMoved) -> NoReturn:
         """Nothing at the root's path is ours any more. What is sealed is written where the root is now, by a start
-        there: its slots are found by the id that it carries.
+        there: its slots are found by the id that it carries. Where it is no more nobody needs the empty ones.
         """
+        log.error("root.lost %s", error)
+        say_log.error("%s", error)
+        if self._lock.place.removed:
+            self._pool.remove_empty()
         self._flush_log()
         with contextlib.suppress(OSError):
             self._socket_path.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ import zmq
 from ckptd.disk.lock import RootLock
 from ckptd.disk.root_id import restore_id
 from ckptd.disk.rootdir import DaemonRecord
-from ckptd.errors import CkptdError
+from ckptd.errors import CkptdError, RootMoved
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Publication:
 
     def __init__(
         self, lock: RootLock, record: DaemonRecord, endpoint: Socket, submit: Submit,
-        root_lost: Callable[[], None], now: Callable[[], float] = time.monotonic, inlet: Socket | None = None,
+        root_lost: Callable[[RootMoved], None], now: Callable[[], float] = time.monotonic, inlet: Socket | None = None,
     ) -> None:  # fmt: skip
         self._inlet = inlet
         self.record = record
@@ -110,13 +110,12 @@ class Publication:
         except (CkptdError, OSError, zmq.ZMQError) as error:
             self._say_problem(error)
 
-    def _restore(self) -> list[str] | None:
-        """Put the files back; returns which, or None when the root is elsewhere, where nothing is ours to write."""
+    def _restore(self) -> list[str]:
+        """Put the files back; returns which. Raises RootMoved: at the root's path nothing is ours to write."""
         with self._mutex:
             if self._withdrawn:
                 return []
-            if not self._lock.in_place():
-                return None
+            self._lock.place.check()
             return self._restore_files()
 
     def _restore_files(self) -> list[str]:
@@ -136,11 +135,10 @@ class Publication:
             restored.append("daemon.json")
         return restored
 
-    def _looked(self, found: list[str] | Exception | None) -> None:
+    def _looked(self, found: list[str] | Exception) -> None:
         self._looking = False
-        if found is None:
-            log.error("root.lost root=%s the folder there is gone, or another one", self._root.path)
-            self._root_lost()
+        if isinstance(found, RootMoved):
+            self._root_lost(found)
         elif isinstance(found, Exception):
             self._say_problem(found)
         else:

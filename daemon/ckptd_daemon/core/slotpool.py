@@ -145,6 +145,15 @@ class SlotPool:
         with contextlib.suppress(OSError):
             slot.path.unlink(missing_ok=True)
 
+    def remove_empty(self) -> None:
+        """Give back what holds no snapshot. Who fills a slot meanwhile has its memory mapped still."""
+        for slot in list(self):
+            header = header_of(slot)
+            if header is None or not holds_snapshot(header):
+                self.remove(slot)
+        with contextlib.suppress(OSError):  # not empty
+            remove_slot_folder(self.folder)
+
     def close(self) -> None:
         """Unmap all slots and, when none is left, remove the folder."""
         for slot in self:
