@@ -114,3 +114,16 @@ def test_one_that_comes_back_under_its_old_name_is_checked_again() -> None:
     backlog.listed("r", set())
     backlog.saw("r", "step-000000001", "s", now=0.0)
     assert names_taken(backlog, 0.0) == ["step-000000001"]
+
+
+def test_a_second_look_that_is_pending_is_not_lost_to_a_listing_though_those_bytes_were_reported_before() -> None:
+    backlog = Backlog(settle_s=1.0)
+    for name, asked in (("step-000000001", False), ("step-000000002", True)):
+        backlog.known_good("r", name, "s")
+        job = Job("r", name, asked=asked)
+        assert not backlog.may_report(job, 0.0, ok=False, gone=False, before="s", after="s")
+        backlog.saw("r", name, "s", now=0.5)
+    backlog.known_good("r", "step-000000003", "s")
+    backlog.put_off(Job("r", "step-000000003", asked=True), "s", until=1.0)
+    backlog.saw("r", "step-000000003", "s", now=0.5)
+    assert names_taken(backlog, 1.0) == ["step-000000003", "step-000000002", "step-000000001"]

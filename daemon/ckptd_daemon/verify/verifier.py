@@ -22,6 +22,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Generator
 from typing import Final
 
@@ -261,8 +262,9 @@ def _read_requests(loop: VerifierLoop) -> None:
 def _run_or_end(scrub: Scrub) -> None:
     try:
         scrub.run()
-    finally:
-        os._exit(1)  # the parent hears of it and starts another: silently, nothing would be read again
+    except BaseException:  # noqa: BLE001 - whatever it was: silently, nothing would be read again
+        traceback.print_exc()
+        os._exit(1)  # the parent hears of it and starts another
 
 
 def _live_as_child(parent: int) -> None:
