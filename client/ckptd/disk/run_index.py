@@ -151,8 +151,10 @@ def write_run_index(run_dir: Path, index: RunIndex) -> None:
     Raises:
         OSError: The old one is untouched.
     """
-    forget_recent(run_dir)
-    durable.replace_file(run_dir / INDEX_FILE, [run_index_to_bytes(index)], sync=False)
+    try:
+        durable.replace_file(run_dir / INDEX_FILE, [run_index_to_bytes(index)], sync=False)
+    finally:  # not before: who is killed in between must not have forgotten which sequence was the last
+        forget_recent(run_dir)
 
 
 def write_recent(run_dir: Path, recent: Recent) -> None:
@@ -177,6 +179,15 @@ def forget_recent(run_dir: Path) -> None:
     """Have questions look at the folders: what recent.json says of them may be wrong soon."""
     with contextlib.suppress(OSError):
         (run_dir / RECENT_FILE).unlink(missing_ok=True)
+
+
+def fold_recent(run_dir: Path) -> None:
+    """The same, but have index.json say it, if it can be written: of a newest checkpoint that was deleted, or whose
+    index is damaged, nothing else knows the sequence, which must not be given again."""
+    if read_recent(run_dir) is not None and (index := read_run_index(run_dir)) is not None:
+        with contextlib.suppress(OSError):
+            write_run_index(run_dir, index)
+    forget_recent(run_dir)
 
 
 def identity_of(run_dir: Path) -> str:

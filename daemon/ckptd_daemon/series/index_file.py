@@ -9,7 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from ckptd.disk.run_index import forget_recent, identity_of, read_recent, write_recent, write_run_index
+from ckptd.disk.run_index import (
+    fold_recent,
+    forget_recent,
+    identity_of,
+    read_recent,
+    write_recent,
+    write_run_index,
+)
 from ckptd_daemon.series.run_view import RunView
 
 #: Rows in recent.json before index.json is written anew. Each costs something at every change and every question.
@@ -23,7 +30,7 @@ class IndexFile:
         self._run_dir, self._base = run_dir, ""
         recent = read_recent(run_dir)
         if recent is not None and recent.known != view.known_folders():
-            forget_recent(run_dir)
+            fold_recent(run_dir)
 
     def __repr__(self) -> str:
         return f"<IndexFile {self._run_dir}>"
