@@ -18,6 +18,7 @@ from ckptd.names import work_folder
 from ckptd_daemon.verify.verifier_lines import Line, Request, Verdict, WatchState, from_line, to_line
 from ckptd_daemon.verify.verifier_process import Verifier
 from made_series import Made, flip_byte
+from open_files import open_files
 from told_signals import stop
 
 FAST = {"rescan_s": 0.3, "poll_s": 0.2, "settle_s": 0.1, "backoff_first_s": 0.05}
@@ -33,7 +34,7 @@ class Running:
         self.verifier = Verifier(made.root.path, **timing)
         self.verifier.start()
 
-    def until(self, enough: Callable[[], object], timeout_s: float = 30.0) -> None:
+    def until(self, enough: Callable[[], object], timeout_s: float = 60.0) -> None:
         end = time.monotonic() + timeout_s
         while not enough():
             assert time.monotonic() < end, f"{self.verifier!r} {self.verifier.status()} {self.reports}"
@@ -153,7 +154,7 @@ def test_a_file_replaced_in_place_by_the_same_bytes_is_verified_again(made: Made
     replacement = committed.path / "new"
     shutil.copy(committed.path / "ckpt.pt", replacement)
     replacement.rename(committed.path / "ckpt.pt")
-    running.until(lambda: len(running.of(committed.name)) == 2)
+    running.until(lambda: len(running.of(committed.name)) >= 2)
 
 
 def test_what_arrives_while_the_verifier_is_down_is_found_by_the_next_one(
@@ -215,10 +216,8 @@ def test_it_has_no_lock_no_torch_and_no_descriptor_of_its_parents(made: Made) ->
         started = Running(made, FAST)
         try:
             started.watching("events")
-            proc = Path(f"/proc/{started.child}")
-            open_files = [os.readlink(fd) for fd in (proc / "fd").iterdir()]
-            assert not [f for f in open_files if "lock" in f or f == os.devnull]
-            maps = (proc / "maps").read_text()
+            assert not [f for f in open_files(started.child) if "lock" in f or f == os.devnull]
+            maps = Path(f"/proc/{started.child}/maps").read_text()
             assert "torch" not in maps
             assert "numpy" not in maps
             assert os.getsid(started.child) != os.getsid(0)
@@ -244,7 +243,7 @@ def test_it_dies_with_its_parent(made: Made, heir: str) -> None:
         child = os.pidfd_open(pid)
         try:
             parent.kill()
-            assert select.select([child], [], [], 20)[0]
+            assert select.select([child], [], [], 60)[0]
         finally:
             os.close(child)
             if forked:
@@ -260,7 +259,7 @@ def test_a_stopped_verifier_neither_blocks_the_daemon_nor_its_end(made: Made) ->
     assert started.verifier.pending == 5_000
     before = time.monotonic()
     started.verifier.stop(timeout_s=0.2)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 30
     assert started.verifier.pid is None
 
 
