@@ -40,7 +40,8 @@ def small_filesystem(path: Path, size: int) -> Iterator[None]:
 
 def names_in(root: Path) -> set[str]:
     """What is in the run's folder, but for its index, which comes after the acknowledgement."""
-    return {path.name for path in (root / "default").iterdir()} - {"index.json", "recent.json"}
+    found = {path.name for path in (root / "default").iterdir() if not path.name.startswith(".tmp-0-")}
+    return found - {"index.json", "recent.json"}
 
 
 def state_of(value: float, mib: int) -> dict[str, Any]:
@@ -79,9 +80,9 @@ def test_where_streaming_is_not_wanted_it_is_a_clear_error_before_copying(
                 client.restore(state)
             assert list(shm.rglob("slot-*")) == []
             # what fits is saved all the same
-            assert client.snapshot(2, state_of(2.0, 4)).wait(timeout_s=30).committed
+            assert client.snapshot(2, state_of(2.0, 4)).wait(timeout_s=60).committed
         with ckptd.Client(places, slots=1, daemon="auto") as client:
-            assert client.snapshot(3, state_of(3.0, 40)).wait(timeout_s=30).committed
+            assert client.snapshot(3, state_of(3.0, 40)).wait(timeout_s=60).committed
         end_daemon(places)
 
 
@@ -100,7 +101,7 @@ def test_in_another_mount_namespace_it_streams_and_the_daemon_keeps_no_slots(
         )
         run = f"mount -t tmpfs tmpfs {shm} && exec {sys.executable} {script} {places}"
         done = subprocess.run(
-            ["unshare", "-m", "sh", "-c", run], capture_output=True, text=True, check=False, timeout=100
+            ["unshare", "-m", "sh", "-c", run], capture_output=True, text=True, check=False, timeout=250
         )
         if "unshare" in done.stderr or "mount:" in done.stderr:
             pytest.skip(f"no mount namespace: {done.stderr.strip()}")
@@ -118,9 +119,9 @@ def test_slots_that_grow_get_the_memory_of_those_they_replace(
     with small_filesystem(shm, 128 * MIB):
         monkeypatch.setenv("CKPTD_SHM_DIR", str(shm))
         with ckptd.Client(places) as client:
-            client.snapshot(1, state_of(1.0, 20)).wait(timeout_s=30)
-            client.snapshot(2, state_of(2.0, 50)).wait(timeout_s=30)
-            client.snapshot(3, state_of(3.0, 50)).wait(timeout_s=30)
+            client.snapshot(1, state_of(1.0, 20)).wait(timeout_s=60)
+            client.snapshot(2, state_of(2.0, 50)).wait(timeout_s=60)
+            client.snapshot(3, state_of(3.0, 50)).wait(timeout_s=60)
         end_daemon(places)
 
 
@@ -130,14 +131,14 @@ def test_on_a_full_disk_training_goes_on_with_warnings_and_saving_resumes_by_its
     root = tmp_path / "disk"
     with small_filesystem(root, 24 * MIB):
         with ckptd.Client(root) as client:
-            first = client.snapshot(1, state_of(1.0, 10)).wait(timeout_s=30)
+            first = client.snapshot(1, state_of(1.0, 10)).wait(timeout_s=60)
             assert first.path is not None
             before = names_in(root)
             full = root / "somebody-elses"
             full.write_bytes(bytes(6 * MIB))
             ticket = client.snapshot(2, state_of(2.0, 10))
             with pytest.warns(CheckpointWarning, match="step 2 was not saved"):
-                client.wait(30)
+                client.wait(60)
             assert ticket.state == "failed"
             assert isinstance(ticket.error, NoSpace)
             assert names_in(root) == before
@@ -145,7 +146,7 @@ def test_on_a_full_disk_training_goes_on_with_warnings_and_saving_resumes_by_its
             assert latest is not None
             assert latest.path == first.path
             full.unlink()
-            assert client.snapshot(3, state_of(3.0, 10)).wait(timeout_s=30).committed
+            assert client.snapshot(3, state_of(3.0, 10)).wait(timeout_s=60).committed
         assert torch.equal(
             ckptd.load(root / "default" / "step-000000003")["weights"], state_of(3.0, 10)["weights"]
         )

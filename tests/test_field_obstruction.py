@@ -60,16 +60,17 @@ def folders(*steps: int) -> list[str]:
 def test_keep_last_one_keeps_the_good_one_while_the_next_stalls_and_another_waits(root: Path) -> None:
     """Field case 8: the next one stalls in mid-write, another is queued, and then it turns out corrupt."""
     with obstructed_daemon(root, "--keep-last", "1") as daemon, client_of(root) as client:
-        client.snapshot(1, state_of(1)).wait("verified", timeout_s=30)
+        client.snapshot(1, state_of(1)).wait("verified", timeout_s=60)
         daemon.obstruct("write", "*/.tmp-*/index.json", "stall")
         second = client.snapshot(2, state_of(2))
         daemon.wait_until_stalled()
         third = client.snapshot(3, state_of(3))
         assert latest(root) == 1
         assert [name for name in names(root) if not name.startswith(".tmp-")] == folders(1)
-        assert (second.state, third.state) == ("writing", "staged")
+        wait_until(lambda: second.state == "writing")  # the word of it comes when it comes
+        assert third.state == "staged"
         daemon.clear()
-        third.wait("verified", timeout_s=30)
+        third.wait("verified", timeout_s=60)
         wait_until(lambda: names(root) == folders(3))
         assert latest(root) == 3
 
@@ -85,9 +86,9 @@ def test_ctrl_c_for_the_daemons_group_in_the_middle_of_a_write_loses_nothing(roo
             os.killpg(daemon.process.pid, signal.SIGINT)
             wait_until(lambda: client.status()["daemon"]["state"] == "leaving")
             daemon.clear()
-            client.wait(30)
+            client.wait(60)
             assert [ticket.committed for ticket in tickets] == [True, True]
-        assert daemon.process.wait(30) == 0
+        assert daemon.process.wait(60) == 0
     assert names(root) == folders(1, 2)
     assert latest(root) == 2
 
@@ -112,7 +113,7 @@ def test_whatever_fails_in_the_writer_the_trainer_is_told_and_saving_works_again
         obstructed_daemon(root, "--keep-last", "100") as daemon,
         client_of(root, on_error=how) as client,
     ):
-        client.snapshot(1, state_of(1)).wait(timeout_s=30)
+        client.snapshot(1, state_of(1)).wait(timeout_s=60)
         saved = [1]
         for at, (call, path, error, kind) in enumerate(OBSTACLES.values()):
             step = 10 * (at + 1)
@@ -130,7 +131,7 @@ def test_whatever_fails_in_the_writer_the_trainer_is_told_and_saving_works_again
             else:
                 with pytest.warns(CheckpointWarning, match=f"step {step} was not saved"):
                     ticket = client.snapshot(step + 1, state_of(step + 1))
-            assert ticket.wait(timeout_s=30).committed
+            assert ticket.wait(timeout_s=60).committed
             saved.append(step + 1)
             assert latest(root) == step + 1
 
@@ -141,13 +142,13 @@ def test_a_catalogue_that_cant_be_written_costs_no_checkpoint(root: Path, error:
     with obstructed_daemon(root) as daemon, client_of(root) as client:
         daemon.obstruct("write", "*/default/.tmp-0-*", error)
         for step in (1, 2):
-            client.snapshot(step, state_of(step)).wait("verified", timeout_s=30)
-        client.drain(30, verified=True)
+            client.snapshot(step, state_of(step)).wait("verified", timeout_s=60)
+        client.drain(60, verified=True)
         assert read_run_index(root / "default") is None
         settled(root, 1, 2)
         assert latest(root) == 2
         daemon.clear()
-        client.snapshot(3, state_of(3)).wait("verified", timeout_s=30)
+        client.snapshot(3, state_of(3)).wait("verified", timeout_s=60)
 
         def indexed() -> bool:
             index = read_run_index(root / "default")
