@@ -23,12 +23,13 @@ from ckptd.errors import (
     RootLocked,
     SaveFailed,
 )
-from ckptd.link import adoption, inline_writer
+from ckptd.link import adoption, inline_writer, session
 from ckptd.link.staging import Payload, fill
 from ckptd.names import parse_work_folder, work_folder
 from ckptd.snapshot.slots import Slot
 from ckptd_places import daemon_of, places
 from fake_daemon import wait_until
+from locked_out import over_once_locked_out
 from told_signals import stop
 
 __all__ = ["places"]
@@ -109,9 +110,13 @@ def test_a_step_of_the_line_that_fails_is_never_replaced_by_an_abandoned_one_of_
 
 
 @pytest.mark.slow
-def test_the_root_is_locked_against_a_daemon_and_a_daemons_root_against_it(root: Path) -> None:
-    with ckptd.Client(root, daemon="off"), pytest.raises(RootLocked, match=r'daemon="off"'):
-        ckptd.Client(root, start_timeout_s=4.0)
+def test_the_root_is_locked_against_a_daemon_and_a_daemons_root_against_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ckptd.Client(root, daemon="off"), monkeypatch.context() as patch:
+        over_once_locked_out(patch, session)
+        with pytest.raises(RootLocked, match=r'daemon="off"'):
+            ckptd.Client(root, start_timeout_s=100.0)
     with ckptd.Client(root), pytest.raises(RootLocked, match="pid"):
         ckptd.Client(root, daemon="off")
 
