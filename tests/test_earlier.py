@@ -22,6 +22,7 @@ from ckptd.snapshot.descriptor_codec import encode
 from ckptd.snapshot.slots import Slot, needed_bytes
 from ckptd_places import places
 from fake_daemon import FakeDaemon
+from impatient import impatient
 from snapshots import Writer, data_for, descriptor
 from test_slot_reader import prove
 
@@ -252,11 +253,11 @@ def test_a_daemon_that_does_not_say_what_waits_makes_no_wait_longer_than_it_was(
     with FakeDaemon(Root.open(places, create=True)) as daemon:
         daemon.pending = 1
         daemon.deaf_to = {"Waiting", "Drain"}
-        with ckptd.Client(places, daemon="attach", busy_timeout_s=0.2) as client:
+        with ckptd.Client(places, daemon="attach") as client:
             began = time.monotonic()
-            with pytest.raises(TimedOut):
+            with pytest.raises(TimedOut), impatient(client, 0.2):
                 client.restore({"n": 0})
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 40
             daemon.deaf_to = set()  # one of an earlier version: it answers something else
             assert client.restore({"n": 0}) is None
     assert daemon.named(Waiting)
