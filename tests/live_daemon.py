@@ -15,7 +15,7 @@ from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.names import INDEX_FILE, RECENT_FILE
 from told_signals import hearing_ctrl_c
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 100.0
 
 
 def ckptd(*argv: str | Path, **how: object) -> subprocess.CompletedProcess[str]:

@@ -118,7 +118,7 @@ class StreamDesk:
             idle: list[None] = []
             worker.submit(lambda: None, lambda _, idle=idle: idle.append(None))
             while not idle:
-                select.select([worker], [], [], 10)
+                select.select([worker], [], [], 60)
                 worker.deliver()
 
     def written(self, client: Client, number: int) -> None:

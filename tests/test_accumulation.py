@@ -723,7 +723,7 @@ def test_a_compiled_step_gives_no_alarm() -> None:
         [sys.executable, "-W", "ignore", "-c", COMPILED],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=250,
         check=False,
     )
     assert done.returncode == 0, done.stderr

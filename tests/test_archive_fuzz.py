@@ -56,7 +56,7 @@ fuzz = settings(
 )
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(120 if EXAMPLES is None else 0),
+    pytest.mark.timeout(300 if EXAMPLES is None else 0),
     # of complex32, that its operators aren't done; of the payload's own device, that there is none
     pytest.mark.filterwarnings("ignore"),
 ]

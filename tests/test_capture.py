@@ -625,9 +625,9 @@ def test_a_hundred_thousand_losses_take_under_a_few_milliseconds() -> None:
 
 
 def _timed(call: Any) -> float:
-    began = time.perf_counter()
+    began = time.thread_time()
     call()
-    return time.perf_counter() - began
+    return time.thread_time() - began
 
 
 def test_every_refusal_is_one_of_ours() -> None:

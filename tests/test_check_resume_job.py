@@ -71,7 +71,7 @@ def test_a_function_typed_at_a_prompt_is_refused() -> None:
         "try: ckptd.check_resume(make_job, steps=5)\n"
         "except ckptd.CkptdError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
     assert "a function that is in no file (a notebook, a prompt, python -c)" in done.stdout, done.stderr
     assert "write it as a function at the top of a file" in done.stdout
 

@@ -67,7 +67,7 @@ def test_start_in_the_foreground_prints_one_line_per_snapshot(root: Path) -> Non
     with foreground(root) as process:
         save(root, 100, 200)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=250)
     lines = [line for line in out.splitlines() if " step " in line]
     assert (process.returncode, err) == (0, "")
     assert len(lines) == 2 and "step 100" in lines[0] and "step 200" in lines[1]

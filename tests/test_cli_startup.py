@@ -32,7 +32,7 @@ def test_a_query_loads_no_heavy_module(root: Path, query: list[str]) -> None:
         "sys.exit(f'loaded {heavy}' if heavy else code)\n"
     )
     command = [sys.executable, "-c", program, *query, "--root", str(root)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode in (0, 5), done.stderr
 
 
@@ -44,7 +44,7 @@ def test_a_query_takes_well_under_200_ms(root: Path, query: list[str]) -> None:
 
     def processor_seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, capture_output=True, timeout=60, check=False)
+        subprocess.run(command, capture_output=True, timeout=250, check=False)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

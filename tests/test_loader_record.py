@@ -131,7 +131,7 @@ def test_a_damaged_count_of_children_takes_no_time() -> None:
     _, state = in_mid_epoch()
     for record in (state["now"], state["pass"]["start"], state["pass"]["first"]):
         record["generators"]["sampler.numpy"][3]["n_children_spawned"] = 300_000
-    fresh, begun = loader(sampler=Drawing()), time.monotonic()
+    fresh, begun = loader(sampler=Drawing()), time.thread_time()
     fresh.load_state_dict(state)
     next(iter(fresh))
-    assert time.monotonic() - begun < 2
+    assert time.thread_time() - begun < 2

@@ -73,7 +73,7 @@ def test_a_log_that_was_removed_is_begun_again(tmp_path: Path) -> None:
     assert "second" in path.read_text()
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(100)
 def test_a_pipe_in_the_logs_place_keeps_nobody_from_leaving(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "daemon.log")
     with Logs(tmp_path / "daemon.log", to_stdout=False):

@@ -655,7 +655,7 @@ ENDINGS = {
 def run(root: Root, code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", SCRIPT + code, str(root.path)],
-        capture_output=True, text=True, timeout=110, check=False,
+        capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def test_every_ckptd_command_of_the_readme_works_in_its_order(places: Path, tmp_
         for at, words in enumerate(typed):
             done = subprocess.run(
                 [sys.executable, "-m", "ckptd_daemon.cli.main", *words[1:]],
-                cwd=tmp_path, capture_output=True, text=True, timeout=60,
+                cwd=tmp_path, capture_output=True, text=True, timeout=250,
             )  # fmt: skip
             assert done.returncode == 0, (words, done.stderr)
             if at == 0:
@@ -114,7 +114,7 @@ def test_the_snippet_of_a_training_loop_trains_saves_and_resumes(
     try:
         for expected in ("from 0", "from 5"):
             done = subprocess.run(
-                [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=100
+                [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=250
             )
             assert done.returncode == 0, done.stderr
             assert done.stdout.strip() == expected
@@ -128,7 +128,7 @@ def test_the_snippet_of_the_page_on_resuming_runs(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(snippet, "utf-8")
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=100
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "one").is_dir()

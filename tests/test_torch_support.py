@@ -24,7 +24,7 @@ def test_every_class_of_errors_has_its_name_in_the_package_and_costs_no_torch() 
     assert set(ckptd.__all__) > ERRORS
     assert all(getattr(ckptd, name) is getattr(ckptd.errors, name) for name in ERRORS)
     program = "import sys, ckptd; ckptd.StateMismatch; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], timeout=250).returncode == 0
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_a_type_checker_knows_the_errors_by_their_names_in_the_package(tmp_path:
     file = tmp_path / "uses.py"
     file.write_text("import ckptd\n" + "".join(f"reveal_type(ckptd.{name})\n" for name in sorted(ERRORS)))
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"ckptd.errors.{name}" in done.stdout for name in ERRORS), done.stdout
 
@@ -51,6 +51,6 @@ def test_every_public_name_that_touches_tensors_refuses_an_old_torch() -> None:
         "        continue\n"
         "    print(name)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
     assert (done.stdout, done.returncode) == ("", 0), done.stderr
     assert set(ckptd.__all__) > WITHOUT_TORCH

@@ -20,7 +20,7 @@ def command(out: Path, *flags: str) -> list[str]:
 
 
 def train(out: Path, *flags: str) -> dict[str, Any]:
-    subprocess.run(command(out, *flags), check=True, timeout=100, capture_output=True)
+    subprocess.run(command(out, *flags), check=True, timeout=250, capture_output=True)
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 

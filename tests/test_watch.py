@@ -32,7 +32,7 @@ class Watched:
     def wait_for(self, wanted: Seen) -> list[Seen]:
         told = []
         while not told or told[-1] != wanted:
-            told.append(self.seen.get(timeout=60))
+            told.append(self.seen.get(timeout=250))
         return told
 
 
@@ -94,7 +94,7 @@ def test_nothing_inside_a_checkpoint_is_watched(watched: Watched) -> None:
 
 def test_a_queue_overflow_is_a_loss_that_names_the_limit(watched: Watched) -> None:
     logging.getLogger("watchdog.observers.inotify_c").warning("Inotify queue overflowed; events were lost")
-    assert watched.lost.get(timeout=60).startswith("fs.inotify.max_queued_events = ")
+    assert watched.lost.get(timeout=250).startswith("fs.inotify.max_queued_events = ")
     logging.getLogger("watchdog").warning("and again")
     assert watched.lost.empty()  # said once
 
@@ -110,7 +110,7 @@ def test_a_thread_of_the_watcher_that_dies_is_a_loss(watched: Watched) -> None:
     thread = Dying()
     thread.start()
     thread.join(60)
-    assert "fs.inotify.max_user_watches" in watched.lost.get(timeout=60)
+    assert "fs.inotify.max_user_watches" in watched.lost.get(timeout=250)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def in_a_namespace_with(limit: str, value: int, command: list[str]) -> str:
     shell = f'echo {value} > /proc/sys/user/{limit} || exit 77; exec "$@"'
     done = subprocess.run(
         ["unshare", "-Ur", "sh", "-c", shell, "sh", *command],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip(f"no user namespaces with limits here: {done.stderr[:100]}")
