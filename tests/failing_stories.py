@@ -167,11 +167,11 @@ def _said(machine: Machine) -> Iterator[str]:
 
 
 def _open_descriptors(machine: Machine) -> list[str]:
-    """What is open below the folder in which the root is, but for the two that hold its lock."""
+    """What is open below the folder in which the root is, but for the two that hold its lock and the one that tells whether it was moved."""
     found = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             found.append(os.readlink(f"/proc/self/fd/{fd}"))
-    for held in (machine.path, machine.path / ".ckptd" / "lock"):
+    for held in (machine.path, machine.path, machine.path / ".ckptd" / "lock"):
         found.remove(str(held))
     return [where for where in found if where.startswith(str(machine.path.parent))]

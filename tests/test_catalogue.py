@@ -13,6 +13,7 @@ import pytest
 from ckptd.disk import durable
 from ckptd.disk.series import latest_valid, read_series
 from ckptd.disk.verification import check
+from ckptd.errors import SaveFailed
 from ckptd.names import DECISIONS_DIR, INDEX_FILE, QUARANTINE_DIR
 from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_daemon.series.quarantine import quarantine
@@ -64,6 +65,39 @@ def test_a_run_without_its_birth_takes_the_id_of_its_highest_sequence(made: Made
     made.reopen()
     assert made.catalogue.run_id == run_id
     assert read_series(made.root, "r").decisions.birth_run_id == run_id
+
+
+@pytest.mark.parametrize("how", ["moved", "removed", "another"])
+def test_a_run_whose_folder_was_moved_or_removed_goes_on_in_a_new_one_and_says_so(
+    made: Made, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_id = made.catalogue.run_id
+    made.commit(1)
+    if how == "removed":
+        shutil.rmtree(made.dir)
+    else:
+        made.dir.rename(made.dir.with_name("elsewhere"))
+    if how == "another":
+        made.dir.mkdir()
+    made.commit(2)
+    made.commit(3)
+    assert "run.folder_lost run=r" in caplog.text and caplog.text.count("folder_lost") == 1
+    assert steps(made) == ["2", "3"] and latest(made) == "3"
+    assert read_series(made.root, "r").decisions.birth_run_id == run_id == made.catalogue.run_id
+    made.reopen()
+    assert made.commit(4).index.sequence == 4
+
+
+def test_nothing_is_saved_into_another_runs_folder_put_in_its_place(made: Made, tmp_path: Path) -> None:
+    other = Made(tmp_path / "other")
+    other.commit(7)
+    made.commit(1)
+    made.dir.rename(made.dir.with_name("elsewhere"))
+    other.dir.rename(made.dir)
+    for _ in range(2):
+        with pytest.raises(SaveFailed, match="another run's folder"):
+            made.commit(2)
+    assert steps(made) == ["7"]
 
 
 def test_an_unreadable_birth_is_not_replaced_by_another(made: Made) -> None:

@@ -74,7 +74,7 @@ class SlotSearch:
         """Raise once the bound is over."""
         link, now = self._link, time.monotonic()
         if not link.session.connected:
-            moved = isinstance(link.session.trouble, RootMoved)  # no daemon is started there: nothing to wait for
+            moved = isinstance(link.session.trouble, RootMoved)  # no daemon is started there
             if moved or now - started >= min(timeout_s, self._start_timeout_s):
                 raise link.no_daemon()
         if now - started < timeout_s:

@@ -26,13 +26,14 @@ from ckptd.disk.rootdir import Root
 from ckptd.disk.series_entries import Entry, position_after
 from ckptd.disk.staged_line import Accepted, is_overtaken
 from ckptd.disk.verification import Report
-from ckptd.errors import ReadFailed
+from ckptd.errors import ReadFailed, SaveFailed
 from ckptd.names import parse_step_folder, step_folder
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd_daemon.series.index_file import IndexFile
 from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_daemon.series.pruning import Removed, prune
 from ckptd_daemon.series.quarantine import quarantine
+from ckptd_daemon.series.run_folder import RunFolder
 from ckptd_daemon.series.run_view import RunView
 from ckptd_daemon.series.trash import Trash
 
@@ -55,6 +56,7 @@ class Catalogue:
         self._index_file: IndexFile
         self._trash = Trash(self.run_dir)
         self._committed = False  # anything, since the start
+        self._folder: RunFolder
 
     def __repr__(self) -> str:
         return f"<Catalogue {self.run_dir} next {self.highest_sequence + 1}>"
@@ -69,18 +71,27 @@ class Catalogue:
             OSError: The run can't be read, or its birth not be recorded durably.
             ReadFailed: Nor can what says whose it is.
         """
+        return self._open("")
+
+    def _open(self, run_id: str) -> list[str]:
         durable.make_real_dir(self.run_dir)
+        folder = RunFolder(self.run_dir)
         view = RunView(self._root, self.run)
         decisions = view.series.decisions
         _refuse_unread(view)
+        if run_id and view.run_id not in ("", run_id):
+            raise SaveFailed(
+                "another run's folder is in this one's place", where=str(self.run_dir), seen=view.run_id,
+                wanted=run_id, todo="put the run's folder back; or stop the daemon and go on with that run",
+            )  # fmt: skip
         if decisions.birth_run_id is None:
-            view.named(view.run_id or secrets.token_hex(16))
+            view.named(view.run_id or run_id or secrets.token_hex(16))
             if not decisions.unreadable:  # else its birth may be the one that can't be read
                 write_birth(self.run_dir, view.run_id)
                 view.read_decisions()
         else:
             settle(self.run_dir)
-        self._view, self._index_file = view, IndexFile(self.run_dir, view)
+        self._view, self._index_file, self._folder = view, IndexFile(self.run_dir, view), folder
         return list(self._problems())
 
     @property
@@ -104,8 +115,12 @@ class Catalogue:
         """Where this snapshot goes in the run, as `sequence`.
 
         Raises:
-            SaveFailed: It can't be told, because of checkpoints that can't be read now.
+            SaveFailed: It can't be told, because of checkpoints that can't be read now; or the run's folder is
+                another one's now.
         """
+        if self._folder.is_lost():  # the same run begins anew, its birth included
+            self._committed = False
+            self._open(self.run_id)
         if self._view.in_doubt():
             with contextlib.suppress(OSError):  # then nothing more is known than before
                 self._view.rescan()
