@@ -38,6 +38,13 @@ def replace(root: Path) -> None:
     shutil.copytree(root.with_name("moved"), root)
 
 
+def remove(root: Path) -> None:
+    """Taken away at once: a daemon puts its files back while a tree is removed one by one."""
+    gone = root.with_name("gone")
+    root.rename(gone)
+    wait_until(lambda: shutil.rmtree(gone, ignore_errors=True) is None and not gone.exists())
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "root").mkdir()
@@ -219,7 +226,7 @@ def test_a_job_whose_root_was_removed_goes_on_in_a_folder_that_is_made_for_it(pl
         client.snapshot(1, state).wait("committed", timeout_s=30)
         daemon = daemon_of(places)
         assert daemon is not None
-        shutil.rmtree(places, ignore_errors=True)
+        remove(places)
         ticket = client.snapshot(2, state)
         wait_until(lambda: not daemon.alive())
         with pytest.raises(RootMoved, match="the root was removed"):
