@@ -22,6 +22,7 @@ from ckptd.tensors import copy_threads
 from ckptd.tensors.capture import capture, copy_into
 from ckptd.tensors.copy_threads import CopyThreads, pieces
 from ckptd_places import places
+from fake_daemon import wait_until
 from slot_contents import stored
 
 __all__ = ["places"]
@@ -43,6 +44,12 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def copiers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("ckptd-copy")]
+
+
+@pytest.fixture(autouse=True)
+def _those_of_others_are_gone() -> None:
+    """What clients of other tests have left ends when they are collected."""
+    wait_until(lambda: gc.collect() >= 0 and not copiers())
 
 
 def many_kinds() -> dict[str, Any]:
@@ -191,7 +198,7 @@ def test_a_forked_child_copies_with_threads_of_its_own(threads: CopyThreads, sma
     child = os.fork()
     if child == 0:
         code = 3
-        signal.alarm(20)
+        signal.alarm(60)
         try:
             target = bytearray(captured.data_bytes)
             copy_into(captured, memoryview(target), threads)

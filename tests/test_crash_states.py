@@ -60,7 +60,7 @@ def test_no_crash_at_any_point_breaks_a_promise(story: str, traced: Callable[[st
     assert len(found) > 2 * len(trace.ops)  # it does look at more than the cuts
     before = len(os.listdir("/proc/self/fd"))
     assert first_fault(found, eye) == ""
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def raw_connection(places: Places, endpoint: str = "") -> Iterator[zmq.Socket[by
     assert record is not None
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.LINGER, 1000)
-        socket.setsockopt(zmq.SNDTIMEO, 10_000)
+        socket.setsockopt(zmq.SNDTIMEO, 60_000)
         socket.connect(endpoint or record.endpoint)
         yield socket
 
@@ -115,12 +115,12 @@ def test_a_client_that_floods_the_daemon_is_bounded_and_another_one_saves_beside
         try:
             for number in range(2, 7):
                 modest.save(number, bytes([number]) * 1000)
-                modest.wait_for(number, "committed", timeout_s=20)
+                modest.wait_for(number, "committed")
                 staged = sum(path.stat().st_size for path in places.slots() if greedy.client_id in path.name)
                 assert staged <= share
         finally:
             over.set()
-            flooding.join(30)
+            flooding.join(60)
         now_memory, now_descriptors = resources(daemon.pid)
         assert now_memory - memory < 64 * MIB and now_descriptors - descriptors <= 8
         status = modest.status()

@@ -69,7 +69,7 @@ def test_a_file_that_cant_be_looked_at_leaves_no_descriptor(
         patch.setattr(os, "fstat", broken)
         with pytest.raises(OSError):
             open_file(folder, "file", "file")
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     os.close(folder)
 
 

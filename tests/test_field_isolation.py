@@ -40,7 +40,7 @@ def slow_writer(root: Path, **options: Any) -> Iterator[tuple[ObstructedDaemon, 
     """A daemon that can be stalled in the middle of a checkpoint's data, and a client of it."""
     with (
         obstructed_daemon(root, *KEEP) as daemon,
-        ckptd.Client(root, daemon="attach", close_timeout_s=5.0, **options) as client,
+        ckptd.Client(root, daemon="attach", close_timeout_s=60.0, **options) as client,
     ):
         yield daemon, client
 
@@ -68,7 +68,7 @@ def test_what_the_trainer_changes_after_the_call_reaches_neither_name_nor_index_
         daemon.wait_until_stalled()
         train_on(state | {"short": [1, [2, {"x": 3}]]})
         daemon.clear()
-        ticket.wait("verified", timeout_s=30)
+        ticket.wait("verified", timeout_s=60)
         assert same(contents(ticket.path), wanted)
         (found,) = client.checkpoints()
         assert (found.step, found.path.name, dict(found.metrics)) == (
@@ -96,7 +96,7 @@ def test_two_hundred_tensors_mutated_in_a_tight_loop_are_never_mixed(root: Path)
         for tensor in tensors:
             tensor.fill_(-1)
         for step, ticket in enumerate(tickets, 1):
-            loaded = ckptd.load(ticket.wait("verified", timeout_s=30).path)  # type: ignore[arg-type]
+            loaded = ckptd.load(ticket.wait("verified", timeout_s=60).path)  # type: ignore[arg-type]
             assert torch.stack(loaded["tensors"]).unique().tolist() == [100 * step + 19]
             assert loaded["count"] == [100 * step + 19]
 
@@ -118,7 +118,7 @@ def test_tensors_that_another_thread_mutates_only_after_the_call_are_whole(root:
         with slow_writer(root) as (_, client):
             ticket = client.snapshot(1, {"tensors": tensors})
             go.set()
-            path = ticket.wait("verified", timeout_s=30).path
+            path = ticket.wait("verified", timeout_s=60).path
             assert path is not None
             assert torch.stack(ckptd.load(path)["tensors"]).unique().tolist() == [1.0]
     finally:
@@ -168,7 +168,7 @@ def test_snapshots_with_everything_changed_in_between_have_as_many_contents(
             wanted.append(contents(ckptd.save(root.parent / f"oracle-{number}", state, step=number)))
             tickets.append(client.snapshot(number, state))
         for number, ticket in enumerate(tickets, 1):
-            seen = contents(ticket.wait("verified", timeout_s=30).path)
+            seen = contents(ticket.wait("verified", timeout_s=60).path)
             assert same(seen, wanted[number - 1]), number
         assert [len(one["optimizer"]["state"]) for one in wanted] == [0] * 7 + [3] * 3
         assert len({str(one) for one in wanted}) == 10
@@ -198,7 +198,7 @@ def test_two_back_to_back_with_a_slow_writer_are_both_whole(root: Path) -> None:
         assert second.state == "staged"
         daemon.clear()
         for step, ticket in ((1, first), (2, second)):
-            assert_whole(ticket.wait("verified", timeout_s=30).path, step)
+            assert_whole(ticket.wait("verified", timeout_s=60).path, step)
 
 
 def test_with_on_busy_skip_and_one_slot_the_step_that_was_skipped_is_named_and_the_others_are_whole(
@@ -213,8 +213,8 @@ def test_with_on_busy_skip_and_one_slot_the_step_that_was_skipped_is_named_and_t
             skipped = client.snapshot(2, weights(2))
         assert skipped.state == "skipped"
         daemon.clear()
-        assert_whole(kept.wait("verified", timeout_s=30).path, 1)
-        after = client.snapshot(3, weights(3)).wait("verified", timeout_s=30)
+        assert_whole(kept.wait("verified", timeout_s=60).path, 1)
+        after = client.snapshot(3, weights(3)).wait("verified", timeout_s=60)
         assert_whole(after.path, 3)
         assert [one.step for one in client.checkpoints()] == [1, 3]
 
@@ -236,7 +236,7 @@ def test_with_two_slots_the_one_that_waits_gives_way_is_named_and_the_others_are
         assert second.state == "superseded"
         daemon.clear()
         for step, ticket in ((1, first), (3, third)):
-            assert_whole(ticket.wait("verified", timeout_s=30).path, step)
+            assert_whole(ticket.wait("verified", timeout_s=60).path, step)
         assert [one.step for one in client.checkpoints()] == [1, 3]
         (run,) = client.status()["runs"]
         assert (run["superseded"], run["last_superseded"]["step"], run["skipped"]) == (1, 2, 0)
@@ -265,7 +265,7 @@ def test_fifty_at_many_times_the_writing_speed_use_their_slots_and_the_last_is_w
             state["w"].fill_(step)
             state["at"][0] = step
             if step == 50 and (on_busy, slots) == ("skip", 1):
-                client.wait(30)  # what a script does before its last one: nothing else could give way to it
+                client.wait(60)  # what a script does before its last one: nothing else could give way to it
             with quiet():
                 tickets.append(client.snapshot(step, state))
             assert staged_bytes() == before
@@ -316,7 +316,7 @@ def test_shared_and_graph_tensors_and_parameters_are_copied_detached_and_of_thei
                 value.add_(1)
         daemon.wait_until_stalled()
         daemon.clear()
-        path = ticket.wait("verified", timeout_s=30).path
+        path = ticket.wait("verified", timeout_s=60).path
         assert path is not None
         x = ckptd.load(path)["x"]
         for name, value in state["x"].items():
@@ -383,6 +383,6 @@ def test_what_cant_be_stored_is_refused_by_key_path_and_later_good_ones_work(
             assert caught.value.where == where
             assert seen in str(caught.value)
             good = client.snapshot(100 + step, {"w": torch.full((2,), float(step)), "run": {"x": step}})
-            path = good.wait("committed", timeout_s=30).path
+            path = good.wait("committed", timeout_s=60).path
             assert path is not None and ckptd.load(path)["run"] == {"x": step}
         assert [one.step for one in client.checkpoints()] == [101 + at for at in range(len(bad))]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import threading
@@ -345,8 +346,9 @@ def test_running_out_of_descriptors_is_not_called_corruption(folder: Path, monke
 
 
 def test_no_descriptor_stays_open(folder: Path) -> None:
+    gc.collect()  # what other tests have left isn't this one's
     before = len(os.listdir("/proc/self/fd"))
     load(folder)
     (folder / "tensors.json").write_bytes(b"")
     assert refused(folder)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

@@ -124,7 +124,7 @@ def test_a_file_that_is_given_up_between_two_steps_is_removed(tmp_path: Path, mo
     assert (tmp_path / "file").exists()
     steps.close()
     assert list(tmp_path.iterdir()) == []
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 # --- calls that fail ------------------------------------------------------------------------------
