@@ -1,6 +1,7 @@
 """A daemon with its verifier beside damage: what it finds by itself, what it moves, and what it says.
 
-Every damaged copy is a run of one root, so that one daemon finds all of it: a half lay there when it started.
+Every damaged copy is a run of one root, so that one daemon finds all of it: a third lay there when it started, a third
+happens beside it, and a third lay there and doesn't show, as rot doesn't: that is for the scrub to find.
 """
 
 from __future__ import annotations
@@ -20,6 +21,19 @@ from damage_readers import faults_of_answer, faults_of_values
 from damage_scene import ABANDONED, FILES, LINE, NEWEST, OTHER, Scene, make_root, mark_again, state_of
 from fake_daemon import wait_until
 from obstructed_daemon import obstructed_daemon
+from rotten import read_long_ago
+
+_BEFORE, _BESIDE, _UNSEEN = range(3)
+
+
+def _share(which: int, cells: list[Any], seed: int) -> range:
+    """A third of the cells, another one with each seed."""
+    return range((which - seed) % 3, len(cells), 3)
+
+
+def unseen(cells: list[Any], seed: int) -> int:
+    """How many of these the scrub is asked for."""
+    return len(_share(_UNSEEN, cells, seed))
 
 
 def scrub(folder: Path, cells: list[Any], seed: int) -> dict[str, list[str]]:
@@ -31,15 +45,18 @@ def scrub(folder: Path, cells: list[Any], seed: int) -> dict[str, list[str]]:
     done = [False] * len(cells)
 
     def harm(which: int) -> None:
-        for at in range(which, len(cells), 2):
+        for at in _share(which, cells, seed):
             file = FILES[cells[at].run][cells[at].place]
             path = scenes[at].newest / file if file else scenes[at].newest
             done[at] = KINDS[cells[at].kind](path, scenes[at], random.Random(seed)) is not False
             scenes[at].look()
+            if which == _UNSEEN and scenes[at].newest.is_dir():
+                read_long_ago(root / scenes[at].run, NEWEST)
 
-    harm(0)
+    harm(_BEFORE)
+    harm(_UNSEEN)
     with obstructed_daemon(root, "--keep-last", "1000") as daemon:
-        harm(1)
+        harm(_BESIDE)
         tried = [(cell, scene) for cell, scene, yes in zip(cells, scenes, done, strict=True) if yes]
         log = root / ".ckptd" / "daemon.log"
         for _, scene in tried:

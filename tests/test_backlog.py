@@ -116,7 +116,7 @@ def test_one_that_comes_back_under_its_old_name_is_checked_again() -> None:
     assert names_taken(backlog, 0.0) == ["step-000000001"]
 
 
-def test_a_second_look_that_is_pending_is_not_lost_to_a_listing_though_those_bytes_were_reported_before() -> None:
+def test_a_pending_second_look_is_not_lost_to_a_listing_of_bytes_that_were_reported_before() -> None:
     backlog = Backlog(settle_s=1.0)
     for name, asked in (("step-000000001", False), ("step-000000002", True)):
         backlog.known_good("r", name, "s")

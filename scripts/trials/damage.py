@@ -139,6 +139,7 @@ def run(minutes: float, seed: int, folder: Path, findings: Findings) -> None:
             for fault in faults:
                 found.fault(f"the verifier: {words}: {fault}", f"seed {seed}")
         found.tried["the verifier beside a daemon"] += len(asked)
+        found.tried["of these the scrub, since nothing shows"] += damage_scrub.unseen(asked, seed)
         shutil.rmtree(beside)
         seed += 1
         if deadline.over():
