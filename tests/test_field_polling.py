@@ -20,9 +20,9 @@ from live_daemon import detached
 
 __all__ = ["places"]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-WRITE_S = 2.0
+WRITE_S, PATIENCE_S = 2.0, 200.0
 
 
 @pytest.fixture
@@ -61,18 +61,28 @@ class Reader(threading.Thread):
             self.failed, self.error = True, error
 
 
-def read_while(write: Callable[[], None], *asks: Callable[[], int | None]) -> list[int]:
+#: Whether each reader has got so many answers, or there is no use in more of them.
+Enough = Callable[[int], bool]
+
+
+def read_while(write: Callable[[Enough], None], *asks: Callable[[], int | None]) -> list[int]:
     """Ask from threads of their own while `write` runs; how many answers each got."""
     readers = [Reader(ask) for ask in asks]
+    ends = time.monotonic() + PATIENCE_S
+
+    def enough(count: int) -> bool:
+        over = time.monotonic() > ends or any(reader.failed for reader in readers)
+        return over or min(reader.answers for reader in readers) >= count
+
     for reader in readers:
         reader.start()
     try:
-        write()
+        write(enough)
     finally:
         for reader in readers:
             reader.stop.set()
         for reader in readers:
-            reader.join(30)
+            reader.join(60)
     for reader in readers:
         if reader.failed:
             raise reader.error
@@ -119,19 +129,18 @@ def test_beside_a_daemon_that_writes_and_removes_every_answer_restores_and_is_ne
 ) -> None:
     """Field cases 7 and 20: `latest`, `latest --no-wait` and restore, for as long as it takes."""
     with detached(root, "--keep-last", str(keep)), ckptd.Client(root, daemon="attach") as client:
-        client.snapshot(1, state_of(1)).wait("verified", timeout_s=30)
+        client.snapshot(1, state_of(1)).wait("verified", timeout_s=60)
         written = [1]
 
-        def write() -> None:
+        def write(enough: Enough) -> None:
             end = time.monotonic() + WRITE_S
-            while time.monotonic() < end:
+            while time.monotonic() < end or not enough(21) or len(written) < 21:
                 written.append(written[-1] + 1)
                 client.snapshot(written[-1], state_of(written[-1]))
-            client.drain(30, verified=True)
+            client.drain(60, verified=True)
 
         asks = latest_that_loads(root), latest_that_loads(root, wait=False), restores(root)
         answers = read_while(write, *asks)
-        assert len(written) > 20
         assert min(answers) > 20
         assert len(list((root / "default").glob("step-*"))) < 10
 
@@ -141,8 +150,10 @@ def test_without_a_daemon_every_answer_beside_a_writer_restores_and_is_never_non
     with ckptd.Client(root, daemon="off") as client:
         client.snapshot(1, state_of(1))
 
-        def write() -> None:
-            for step in range(2, 60):
+        def write(enough: Enough) -> None:
+            step = 1
+            while step < 59 or not enough(6):
+                step += 1
                 client.snapshot(step, state_of(step))
 
         answers = read_while(write, latest_that_loads(root), restores(root))
@@ -152,23 +163,13 @@ def test_without_a_daemon_every_answer_beside_a_writer_restores_and_is_never_non
 def test_two_hundred_restores_against_retention_are_whole_each(root: Path) -> None:
     """Field case 20: success, or a clean "gone" with a newer valid one to go to."""
     with detached(root, "--keep-last", "1"), ckptd.Client(root, daemon="attach") as client:
-        client.snapshot(1, state_of(1)).wait("verified", timeout_s=30)
-        done = threading.Event()
-        counted = [0]
+        client.snapshot(1, state_of(1)).wait("verified", timeout_s=60)
 
-        def ask() -> int | None:
-            step = restores(root)()
-            counted[0] += 1
-            if counted[0] >= 200:
-                done.set()
-            return step
-
-        def write() -> None:
-            step, end = 1, time.monotonic() + 60
-            while not done.is_set() and time.monotonic() < end:
+        def write(enough: Enough) -> None:
+            step = 1
+            while not enough(200):
                 step += 1
                 client.snapshot(step, state_of(step))
 
-        read_while(write, ask)
-        assert counted[0] >= 200
+        assert min(read_while(write, restores(root))) >= 200
     end_daemon(root)
