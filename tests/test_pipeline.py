@@ -82,7 +82,7 @@ class Rig:
         idle: list[None] = []
         self.disk.worker.submit(lambda: None, lambda _: idle.append(None))
         while not idle:
-            select.select([self.disk.worker], [], [], 10)
+            select.select([self.disk.worker], [], [], 60)
             self.disk.worker.deliver()
 
     def words(self, number: int) -> list[str]:

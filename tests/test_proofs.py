@@ -46,7 +46,7 @@ class ProvingRig(Rig):
         idle: list[None] = []
         self.prover.submit(lambda: None, lambda _: idle.append(None))
         while not idle:
-            select.select([self.prover], [], [], 10)
+            select.select([self.prover], [], [], 60)
             self.prover.deliver()
 
 

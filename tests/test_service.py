@@ -95,7 +95,7 @@ class Desk:
             idle: list[None] = []
             worker.submit(lambda: None, lambda _, idle=idle: idle.append(None))
             while not idle:
-                select.select([worker], [], [], 10)
+                select.select([worker], [], [], 60)
                 worker.deliver()
 
     def ask(self, message: wire.Request, identity: bytes = ME) -> list[wire.Reply]:

@@ -115,7 +115,7 @@ def test_what_waits_in_memory_stays_within_the_credit_however_often_a_stream_is_
         send_all()  # before it is said how much is here: a stream that goes on from there sends the same again
         os.write(holds[0][1], b"x")
         while not any(isinstance(reply, wire.StreamState) for _, reply in desk.sent[before:]):
-            select.select([desk.hasher], [], [], 10)
+            select.select([desk.hasher], [], [], 60)
             desk.hasher.deliver()
         send_all()
         refused = sum(isinstance(reply, wire.Refused) for _, reply in desk.sent[before:])

@@ -20,7 +20,7 @@ def worker() -> Iterator[Worker]:
 
 def deliver_until(worker: Worker, ready: Callable[[], bool]) -> None:
     while not ready():
-        assert select.select([worker], [], [], 10)[0], "nothing came"
+        assert select.select([worker], [], [], 60)[0], "nothing came"
         worker.deliver()
 
 
