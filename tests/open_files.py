@@ -1,4 +1,4 @@
-"""What another process has open now; one that works opens and closes files meanwhile."""
+"""What another process has now: open files, children. One that works opens and closes, starts and ends meanwhile."""
 
 from __future__ import annotations
 
@@ -13,4 +13,13 @@ def open_files(pid: int) -> list[str]:
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             found.append(os.readlink(fd))
+    return found
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that it has started."""
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended
+            found += map(int, (task / "children").read_text().split())
     return found

@@ -14,6 +14,7 @@ import ckptd
 from ckptd.limits import MIB
 from ckptd_places import places
 from live_daemon import detached, end
+from open_files import children_of
 
 __all__ = ["places"]
 
@@ -25,7 +26,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 def state(value):
     return {"model": {f"layer.{n}.weight": torch.full((3,), value + n) for n in range(3000)}}
 with ckptd.Client(sys.argv[1], sharding=ckptd.Sharding(by="round-robin", shards=300)) as client:
-    client.snapshot(1, state(0.0)).wait("verified", timeout_s=60)
+    client.snapshot(1, state(0.0)).wait("verified", timeout_s=100)
     found = state(-1.0)
     assert client.restore(found).step == 1
 assert all(torch.equal(a, b) for a, b in zip(found["model"].values(), state(0.0)["model"].values()))
@@ -50,7 +51,7 @@ def test_a_state_of_twenty_thousand_tensors_comes_back_whole(places: Path) -> No
     """Field case 33."""
     tensors = {f"layer.{n}.weight": torch.tensor([float(n), -1.0]) for n in range(20_000)}
     with detached(places), ckptd.Client(places, daemon="attach") as client:
-        client.snapshot(1, {"model": tensors}).wait("committed", timeout_s=60)
+        client.snapshot(1, {"model": tensors}).wait("committed", timeout_s=100)
         found = {"model": {name: torch.zeros(2) for name in tensors}}
         assert client.restore(found) is not None
     assert all(torch.equal(found["model"][name], tensor) for name, tensor in tensors.items())
@@ -63,9 +64,7 @@ def test_the_memory_of_trainer_daemon_and_verifier_is_flat_over_two_hundred_save
         for step in range(60):
             client.snapshot(step, state)
         client.drain(verified=True)
-        tasks = Path(f"/proc/{record.pid}/task").iterdir()
-        verifiers = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
-        pids = [os.getpid(), record.pid, *verifiers]
+        pids = [os.getpid(), record.pid, *children_of(record.pid)]
         before = {pid: own_bytes(pid) for pid in pids}
         for step in range(60, 260):
             client.snapshot(step, state)

@@ -15,6 +15,7 @@ import ckptd
 from ckptd.limits import MIB
 from ckptd_places import places
 from live_daemon import detached
+from open_files import children_of
 
 __all__ = ["places"]
 
@@ -27,12 +28,7 @@ class Processes:
     """This process, the daemon and the daemon's verifier."""
 
     def __init__(self, daemon: int) -> None:
-        tasks = Path(f"/proc/{daemon}/task").iterdir()
-        self.pids = [
-            os.getpid(),
-            daemon,
-            *(int(pid) for task in tasks for pid in (task / "children").read_text().split()),
-        ]
+        self.pids = [os.getpid(), daemon, *children_of(daemon)]
 
     def proportional_bytes(self) -> int:
         """Memory of all together, what they share counted once."""
