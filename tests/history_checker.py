@@ -93,6 +93,8 @@ class Run:
 
     def _comes_after(self, one: Snapshot, other: Snapshot) -> bool:
         """Whether one can't have been left behind by the other."""
+        if one.call > other.acked:
+            return True  # whatever their sequences: see _check_order
         if one.sequence is not None and other.sequence is not None:
             return one.sequence > other.sequence
         return other.identity in self.ancestors(one.identity) or other.call < one.call
@@ -139,6 +141,8 @@ def _check_run(events: list[Event]) -> list[str]:
             _check_listing(run, event)
         if event["op"] in ("latest", "restore"):
             _check_answer(run, event)
+        if event["op"] == "told":
+            _check_told(run, event)
         if event["op"] == "final":
             _check_final(run, event)
     _check_order(run)
@@ -223,6 +227,13 @@ def _check_answer(run: Run, event: Event) -> None:
             return
 
 
+def _check_told(run: Run, event: Event) -> None:
+    """Nothing is found corrupt, or gone before it was verified, that nobody damaged and that had to stay."""
+    one = run.snapshots[event["identity"]]
+    if event["state"] == "corrupt" and not run.may_be_gone(one, event["ret"]):
+        run.faults.append(f"{one.identity} was told to be corrupt or gone, and nobody damaged or removed it")
+
+
 def _check_final(run: Run, event: Event) -> None:
     there = {found["identity"]: found for found in event["checkpoints"]}
     for one in run.snapshots.values():
@@ -242,17 +253,22 @@ def _check_final(run: Run, event: Event) -> None:
 
 
 def _check_order(run: Run) -> None:
-    """Sequences only grow: what is asked after an acknowledgement comes after it."""
+    """Sequences only grow: what is asked after an acknowledgement comes after it.
+
+    But for what somebody damaged or deleted before the later one was acknowledged: the next sequence is one more than
+    the highest that anything on disk shows (or a cache knows, which a kill may leave behind), and of that nothing may.
+    """
     acked = sorted(
-        (one.acked, one.sequence, one.identity) for one in run.snapshots.values() if one.sequence is not None
+        (one for one in run.snapshots.values() if one.sequence is not None), key=lambda each: each.acked
     )
     for one in sorted(run.snapshots.values(), key=lambda each: each.call):
-        for when, sequence, identity in acked:
-            if when >= one.call:
+        for other in acked:
+            if other.acked >= one.call:
                 break
-            if one.sequence is not None and sequence is not None and one.sequence <= sequence:
+            falls = one.sequence is not None and other.sequence is not None and one.sequence <= other.sequence
+            if falls and other.hit >= one.acked:
                 run.faults.append(
-                    f"{one.identity} has sequence {one.sequence}, asked after {identity} had {sequence}"
+                    f"{one.identity} has sequence {one.sequence}, asked after {other.identity} had {other.sequence}"
                 )
 
 

@@ -26,6 +26,7 @@ import torch
 
 import ckptd
 from ckptd.errors import (
+    CheckpointGone,
     CorruptCheckpoint,
     NoDaemon,
     NoSpace,
@@ -38,7 +39,15 @@ from ckptd.errors import (
     TimedOut,
 )
 
-_EXPECTED: Final = (SaveFailed, NoSpace, TimedOut, OutcomeUnknown, ReadFailed, CorruptCheckpoint)
+_EXPECTED: Final = (
+    SaveFailed,
+    NoSpace,
+    TimedOut,
+    OutcomeUnknown,
+    ReadFailed,
+    CorruptCheckpoint,
+    CheckpointGone,
+)
 _ELEMENTS: Final = 5000
 
 
@@ -53,12 +62,12 @@ class Log:
 
 
 class Trainer(threading.Thread):
-    """One client after the other of one run, until it is told to stop."""
+    """One client after the other of one run, until it is told to stop. What it does, its seed says, act by act."""
 
-    def __init__(self, root: str, run: str, first: int, seed: int, log: Log, stop: Path) -> None:
+    def __init__(self, root: str, run: str, first: int, seed: str, log: Log, stop: Path) -> None:
         super().__init__()
         self._root, self._run, self._log, self._ends = root, run, log, stop
-        self._chance = random.Random(seed)
+        self._chance, self._seed, self._acts = random.Random(), seed, 0
         self._next = first
         self._state: dict[str, Any] = {"model": _tensors(0), "count": 0}
         self._after: int | None = None
@@ -87,7 +96,13 @@ class Trainer(threading.Thread):
             self._listen()
         return True
 
+    def _act(self) -> None:
+        """The next act is the same whatever chance had a say in before: how often it is asked, the machine decides too."""
+        self._acts += 1
+        self._chance.seed(f"{self._seed} {self._acts}")
+
     def _client(self) -> ckptd.Client:
+        self._act()
         pick = self._chance.choice
         self._way = pick(("slot", "slot", "slot", "stream"))
         self._overlap = pick((False, False, True))
@@ -102,6 +117,7 @@ class Trainer(threading.Thread):
         for _ in range(self._chance.randrange(5, 60)):
             if self._ends.exists():
                 return
+            self._act()
             match self._chance.randrange(40):
                 case 0:
                     self._restore(client)
@@ -218,7 +234,7 @@ def _be_trainers(asked: dict[str, Any], logs: Path) -> None:
     torch.set_num_threads(1)
     with _quiet():
         threads = [
-            Trainer(asked["root"], run, asked["first"] + at * 10**6, asked["seed"] + at,
+            Trainer(asked["root"], run, asked["first"] + at * 10**6, f"{asked['seed']} {run}",
                     Log(logs / f"trainer-{os.getpid()}-{run}"), Path(asked["stop"]))
             for at, run in enumerate(asked["runs"])
         ]  # fmt: skip

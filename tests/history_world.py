@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,12 +37,29 @@ _TROUBLES: Final = (
 )
 
 
+@dataclass(frozen=True)
+class _Trainers:
+    """A process of trainers: of which runs, and when it was started (None: it had ended before anybody looked)."""
+
+    runs: list[str]
+    pid: int
+    started: int | None
+
+    def lives(self) -> bool:
+        return self.started is not None and process_started(self.pid) == self.started
+
+    def kill(self) -> None:
+        if self.lives():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
 class World:
     """One root with its runs.
 
     Args:
         folder: For the root and the logs; empty.
-        seed: Decides what happens, not when.
+        seed: Decides what happens, deed by deed. When, and so to which checkpoints, the machine decides too.
 
     Attributes:
         done: How often each thing was done.
@@ -50,11 +68,11 @@ class World:
     def __init__(self, folder: Path, seed: int) -> None:
         self.root, self._logs, self._stop = folder / "root", folder / "logs", folder / "stop"
         self._logs.mkdir()
-        self._chance, self._seed = random.Random(seed), seed
+        self._chance, self._seed, self._deeds = random.Random(), seed, 0
         self._events: list[dict[str, Any]] = []
         self.done: Counter[str] = Counter()
         self._started = 0
-        self._trainers: dict[int, list[str]] = {}
+        self._trainers: list[_Trainers] = []
         self._daemon: ObstructedDaemon | None = None
         self._of_daemon = contextlib.ExitStack()
         self._nursery = subprocess.Popen(
@@ -66,9 +84,8 @@ class World:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pid in self._trainers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for one in self._trainers:
+            one.kill()
         if self._nursery.stdin is not None and self._nursery.stdout is not None:
             self._nursery.stdin.close()
             self._nursery.wait(60)
@@ -79,18 +96,19 @@ class World:
 
     # --- what happens -------------------------------------------------------------------------------
 
-    def live(self, seconds: float) -> None:
-        """Let things happen for so long."""
+    def live(self, deeds: int) -> None:
+        """Let so many things happen."""
         self._note("policy", time.monotonic(), RUNS, keep_last=KEEP_LAST)
         self._start_daemon()
         self._start_trainers()
         wait_until(lambda: self.told("committed") > 0, timeout_s=180)
-        ends = time.monotonic() + seconds
         chances = {
             self._ask_latest: 30, self._list: 20, self._kill_trainer: 2, self._kill_daemon: 2, self._end_daemon: 1,
             self._trouble: 3, self._damage: 1, self._delete: 1, self._start_daemon: 5, self._pause: 60,
         }  # fmt: skip
-        while time.monotonic() < ends:
+        for _ in range(deeds):
+            self._deeds += 1
+            self._chance.seed(f"{self._seed} {self._deeds}")  # whatever chance had a say in before
             self._start_trainers()
             (deed,) = self._chance.choices(list(chances), list(chances.values()))
             deed()
@@ -98,7 +116,7 @@ class World:
     def end(self) -> list[dict[str, Any]]:
         """Let the trainers leave and everything be written; the whole log, with the disk as it is then."""
         self._stop.touch()
-        wait_until(lambda: not any(self._alive(pid) for pid in self._trainers), timeout_s=180)
+        wait_until(lambda: not any(one.lives() for one in self._trainers), timeout_s=180)
         self._start_daemon()
         self._clear()
         for run in RUNS:
@@ -128,28 +146,25 @@ class World:
 
     def _start_trainers(self) -> None:
         """One process for the first two runs, by threads, and one for the third."""
-        self._trainers = {pid: runs for pid, runs in self._trainers.items() if self._alive(pid)}
-        busy = [run for runs in self._trainers.values() for run in runs]
+        self._trainers = [one for one in self._trainers if one.lives()]
+        busy = [run for one in self._trainers for run in one.runs]
         for runs in (["a", "b"], ["c"]):
             if runs[0] not in busy and self._nursery.stdin is not None and self._nursery.stdout is not None:
                 self._started += 1
                 asked = {
                     "root": str(self.root), "runs": runs, "first": self._started * 10**8, "stop": str(self._stop),
-                    "seed": self._seed * 1000 + self._started,
+                    "seed": f"{self._seed} {self._started}",
                 }  # fmt: skip
                 self._nursery.stdin.write(json.dumps(asked) + "\n")
                 self._nursery.stdin.flush()
-                self._trainers[int(self._nursery.stdout.readline())] = runs
+                pid = int(self._nursery.stdout.readline())
+                self._trainers.append(_Trainers(runs, pid, process_started(pid)))
                 self.done["trainers started"] += 1
 
-    def _alive(self, pid: int) -> bool:
-        return process_started(pid) is not None
-
     def _kill_trainer(self) -> None:
-        for pid in self._chance.sample(list(self._trainers), min(1, len(self._trainers))):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            wait_until(lambda pid=pid: not self._alive(pid))  # type: ignore[misc]
+        for one in self._chance.sample(self._trainers, min(1, len(self._trainers))):
+            one.kill()
+            wait_until(lambda one=one: not one.lives())  # type: ignore[misc]
             self.done["trainers killed"] += 1
 
     def _kill_daemon(self) -> None:

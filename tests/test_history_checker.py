@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from history_checker import check
+from history_log import in_words
 
 Events = list[dict[str, Any]]
 
@@ -167,6 +169,27 @@ def falling(log: Log) -> None:
     log.add("final", checkpoints=[])
 
 
+def falling_though_an_older_one_was_hit(log: Log) -> None:
+    log.saved(1, None)
+    log.saved(2, 1)
+    log.add("hit", identity=1, what="delete", done=True)
+    log.saved(3, 2, 2)
+    log.add("final", checkpoints=[])
+
+
+def again_before_the_hit(log: Log) -> None:
+    log.saved(1, None)
+    log.saved(2, 1, 1)
+    log.add("hit", identity=1, what="delete", done=True)
+    log.add("final", checkpoints=[])
+
+
+def corrupt_by_itself(log: Log) -> None:
+    log.saved(1, None)
+    log.told(1, "corrupt", 1)
+    log.final(1)
+
+
 def of_nobody(log: Log) -> None:
     log.saved(1, None)
     log.final(1, 9)
@@ -220,6 +243,9 @@ def mixed(log: Log) -> None:
         (refused("superseded"), "told to be superseded"),
         (refused("skipped"), "told to be skipped"),
         (falling, "2 has sequence 4, asked after 1 had 5"),
+        (falling_though_an_older_one_was_hit, "3 has sequence 2, asked after 2 had 2"),
+        (again_before_the_hit, "2 has sequence 1, asked after 1 had 1"),
+        (corrupt_by_itself, "1 was told to be corrupt or gone, and nobody"),
         (of_nobody, "shows 9, which nobody asked to save"),
         (other_contents, "step-000000002 holds [1, 2], asked was 2"),
         (other_step, "step-000000001 holds step 3, asked was 1"),
@@ -235,7 +261,7 @@ def test_a_violation_is_told(story: Any, fault: str) -> None:
     assert any(fault in said for said in check(log.events)), check(log.events)
 
 
-@pytest.mark.parametrize("excuse", ["retention", "rewind", "damage", "trouble"])
+@pytest.mark.parametrize("excuse", ["retention", "rewind", "damage", "trouble", "a hit newest"])
 def test_what_may_be_gone_is_not_missed(excuse: str) -> None:
     log = Log(keep_last=1)
     log.saved(1, None)
@@ -251,5 +277,27 @@ def test_what_may_be_gone_is_not_missed(excuse: str) -> None:
             log.add("trouble")
             log.snapshot(3, 1)
             log.saved(2, 1)
+        case "a hit newest":  # its sequence is forgotten, and who saved it is told that it is gone
+            log.saved(3, 1, 2)
+            log.add("hit", identity=3, what="delete", done=True)
+            log.told(3, "corrupt", 2)
+            log.saved(2, 1)
     log.final(2)
     assert check(log.events) == []
+
+
+def test_what_is_wrong_is_told_with_the_events_and_daemons_of_its_run_alone(tmp_path: Path) -> None:
+    log = Log()
+    falling(log)
+    log.add("listing", checkpoints=[{"sequence": 4, "name": "step-000000002", "identity": 2}])
+    events = [*log.events, *({**event, "run": "other"} for event in log.events[:3])]
+    (tmp_path / ".ckptd").mkdir()
+    said = ["INFO daemon.started pid=1", "INFO run.opened run=r", "INFO run.opened run=other"]
+    (tmp_path / ".ckptd" / "daemon.log").write_text("\n".join(said))
+    faults = ["run r: 2 has sequence 4, asked after 1 had 5", "Traceback: a trainer that ended by itself"]
+    lines = in_words(events, faults, tmp_path).splitlines()
+    assert lines[:2] == [f"- {fault}" for fault in faults]
+    assert lines[3].endswith("seconds since its first event:")
+    assert "snapshot identity=1" in lines[5]
+    assert lines[-5].endswith("listing  4:step-000000002=2")
+    assert lines[-2:] == said[:2]

@@ -9,9 +9,11 @@ from pathlib import Path
 from part import Deadline, Findings, Part
 
 from history_checker import check
+from history_log import in_words
 from history_world import World
 
-_SECONDS = 20.0
+_DEEDS = 400
+_AT_A_TIME = 20
 
 
 def run(minutes: float, seed: int, folder: Path, findings: Findings) -> None:
@@ -20,7 +22,7 @@ def run(minutes: float, seed: int, folder: Path, findings: Findings) -> None:
     while True:
         here = folder / f"history-{seed}"
         here.mkdir()
-        faults = one(here, seed, min(_SECONDS, max(5.0, deadline.left_s())), findings)
+        faults = one(here, seed, deadline, findings)
         for fault in faults:
             findings.fault(fault, f"seed {seed}, log in {here}")
         if not faults:
@@ -30,17 +32,22 @@ def run(minutes: float, seed: int, folder: Path, findings: Findings) -> None:
             return
 
 
-def one(folder: Path, seed: int, seconds: float, found: Findings) -> list[str]:
-    """Live one history and judge it."""
+def one(folder: Path, seed: int, deadline: Deadline, found: Findings) -> list[str]:
+    """Live one history and judge it; what is wrong is told in its folder in words too."""
     with World(folder, seed) as world:
-        world.live(seconds)
+        for _ in range(_DEEDS // _AT_A_TIME):
+            world.live(_AT_A_TIME)
+            if deadline.over():
+                break
         events = world.end()
         died = world.died()
     found.tried += world.done
     found.tried["snapshots"] += len({event["identity"] for event in events if event["op"] == "snapshot"})
     found.tried["restores"] += sum(event["op"] == "restore" for event in events)
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    return check(events) + [f"a trainer ended by itself: {said}" for said in died]
+    faults = check(events) + [f"a trainer ended by itself: {said}" for said in died]
+    (folder / "in_words").write_text(in_words(events, faults, folder / "root"))
+    return faults
 
 
 PART = Part("histories", "random histories of several runs and clients, judged by a separate model", run)
