@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import fcntl
 import io
 import mmap
 import os
@@ -62,13 +63,18 @@ _BELOW_ENV: Final = "CKPTD_TEST_FAILING_BELOW"
 class Orders:
     """Which call is to fail, in memory that several processes may see. One of them counts.
 
+    Args:
+        memory: Where it lies.
+        fd: A file that is locked while it is changed, if other processes see it: what one of them counted last would
+            take a new order's place.
+
     Attributes:
         met: Calls that failed since the last order.
         seen: Calls of that kind since then.
     """
 
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._memory, self._counting, self._looking = memory, threading.Lock(), False
+    def __init__(self, memory: mmap.mmap, fd: int = -1) -> None:
+        self._memory, self._fd, self._changing, self._looking = memory, fd, threading.Lock(), False
 
     @classmethod
     def here(cls) -> Orders:
@@ -79,20 +85,19 @@ class Orders:
     def at(cls, path: Path) -> Orders:
         """In a file, which is made when it is missing."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(fd, mmap.PAGESIZE)
-            return cls(mmap.mmap(fd, mmap.PAGESIZE))
-        finally:
-            os.close(fd)
+        os.ftruncate(fd, mmap.PAGESIZE)
+        return cls(mmap.mmap(fd, mmap.PAGESIZE), fd)
 
     def fail(self, kind: str, number: int, how: str, *, lasting: bool = False) -> None:
         """The number-th call from now on of that kind fails; `lasting`: and all after it, until `works`."""
-        self._put(number, list(KINDS).index(kind), _HOWS.index(how), int(lasting), 0, 0)
+        with self._alone():
+            self._put(number, list(KINDS).index(kind), _HOWS.index(how), int(lasting), 0, 0)
 
     def works(self) -> None:
         """From now on nothing fails; what was met stays."""
-        left, *others = self._get()
-        self._put(0 if left else left, *others)
+        with self._alone():
+            left, *others = self._get()
+            self._put(0 if left else left, *others)
 
     @contextmanager
     def looking(self) -> Iterator[None]:
@@ -113,7 +118,7 @@ class Orders:
 
     def due(self, kind: str) -> str | None:
         """Count a call; how it is to fail, None if it isn't."""
-        with self._counting:
+        with self._alone():
             left, ordered, how, lasting, met, seen = self._get()
             if left == 0 or self._looking or not self._fits(kind, ordered):
                 return None
@@ -123,6 +128,17 @@ class Orders:
                 return None
             self._put(1 if lasting else 0, ordered, how, lasting, met + 1, seen)
             return _HOWS[how]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._changing:
+            if self._fd >= 0:
+                fcntl.flock(self._fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                if self._fd >= 0:
+                    fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _fits(self, kind: str, ordered: int) -> bool:
         wanted = list(KINDS)[ordered]
