@@ -22,13 +22,16 @@ import zmq
 import ckptd
 from ckptd.errors import CheckpointWarning, NoDaemon, OverBudget, SharedMemoryTooSmall
 from ckptd.limits import MAX_CREDIT_BYTES, MAX_FRAME_BYTES
+from ckptd.link import route, stream_sender
 from ckptd.link.connection import Connection
 from ckptd.link.outgoing import Outgoing, Piece
 from ckptd.link.stream_sender import StreamSender
 from ckptd_places import daemon_of, end_daemon, places
 from daemon_parts import eventually
+from impatient import impatient
 from live_daemon import ckptd as ckptd_command
-from live_daemon import detached
+from live_daemon import detached, wait_until
+from told_signals import stop
 
 __all__ = ["places"]
 
@@ -85,7 +88,7 @@ def test_a_streamed_snapshot_is_saved_byte_for_byte_and_takes_no_shared_memory(p
         client.reserve(state)
         tickets = [client.snapshot(step, state_of(9, step)) for step in (1, 2, 3)]
         for ticket in tickets:
-            ticket.wait("verified", timeout_s=30)
+            ticket.wait("verified", timeout_s=60)
         assert [ticket.sequence for ticket in tickets] == [1, 2, 3]
         said = status_of(client)
         assert said["client"]["transport"] == "stream"
@@ -97,6 +100,23 @@ def test_a_streamed_snapshot_is_saved_byte_for_byte_and_takes_no_shared_memory(p
     for step in (1, 2, 3):
         assert_saved(places, state_of(9, step), step)
     assert [one.name for one in threading.enumerate() if one.name == "ckptd-stream"] == []
+
+
+def test_a_socket_that_cant_be_looked_at_when_a_client_attaches_is_looked_at_again(
+    places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked, look = list[str](), route._problem
+
+    def problem(endpoint: str) -> str:
+        looked.append(endpoint)
+        first_of_streams = len(set(looked)) == 2 and looked.count(endpoint) == 1
+        return os.strerror(errno.ENOMEM) if first_of_streams else look(endpoint)
+
+    monkeypatch.setattr(route, "_problem", problem)
+    with ckptd.Client(places, transport="stream") as client:
+        client.snapshot(1, state_of(1)).wait(timeout_s=60)
+    assert len(set(looked)) == 2
+    assert_saved(places, state_of(1), 1)
 
 
 def test_a_state_is_changed_at_once_and_what_is_saved_is_what_it_was(places: Path) -> None:
@@ -118,7 +138,7 @@ def test_a_daemon_killed_in_mid_stream_is_replaced_and_gets_all_of_it(
         held_at(monkeypatch, 2) as (reached, go_on, sent),
     ):
         ticket = client.snapshot(1, state)
-        assert reached.wait(30)
+        assert reached.wait(60)
         assert ticket.sequence is None and ticket.state == "staged"
         end_daemon(places)
         assert not list(places.glob("default/step-*"))
@@ -164,7 +184,7 @@ def test_a_stream_goes_on_where_it_was_when_its_connection_was_lost(
         held_at(monkeypatch, 3, lose) as (reached, go_on, sent),
     ):
         ticket = client.snapshot(1, state)
-        assert reached.wait(30)
+        assert reached.wait(60)
 
         def have() -> int:
             stream = status_of(client)["client"]["stream"]
@@ -201,21 +221,21 @@ def test_a_piece_damaged_on_its_way_is_refused_and_sent_again(
 def test_a_stopped_daemon_holds_up_neither_snapshot_nor_close_for_longer_than_their_bounds(
     places: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = ckptd.Client(places, transport="stream", busy_timeout_s=0.5, close_timeout_s=1.0, slots=1)
+    client = ckptd.Client(places, transport="stream", close_timeout_s=1.0, slots=1)
     client.reserve(state_of(20))
     record = daemon_of(places)
     assert record is not None
     with held_at(monkeypatch, 1) as (reached, go_on, _):
         client.snapshot(1, state_of(20))
-        assert reached.wait(30)
-        os.kill(record.pid, signal.SIGSTOP)
+        assert reached.wait(60)
+        stop(record.pid)
         go_on.set()
         began = time.monotonic()
-        with pytest.warns(CheckpointWarning, match="step 2 was skipped"):
+        with pytest.warns(CheckpointWarning, match="step 2 was skipped"), impatient(client, 0.5):
             client.snapshot(2, state_of(20, 2))
         with pytest.warns(CheckpointWarning) as said:
             client.close()
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 40
         assert any("step 1" in str(one.message) for one in said)
     os.kill(record.pid, signal.SIGCONT)
     assert not list(places.glob("default/step-*"))
@@ -245,21 +265,27 @@ def test_an_older_snapshot_that_is_still_here_gives_way_to_a_newer_one(
     original = StreamSender.withdraw
 
     def withdraw(sender: StreamSender, snapshot: int) -> bool:
-        threading.Timer(0.2, go_on.set).start()  # the thread finds that it is withdrawn
-        return original(sender, snapshot)
+        job = sender._jobs[snapshot]
+        waiting = threading.Thread(target=lambda: (wait_until(lambda: job.over), go_on.set()))
+        waiting.start()  # the thread finds that it is withdrawn
+        try:
+            return original(sender, snapshot)
+        finally:
+            waiting.join()
 
     monkeypatch.setattr(StreamSender, "withdraw", withdraw)
+    monkeypatch.setattr(stream_sender, "_LET_GO_S", 60.0)  # however loaded the machine is
     with (
         ckptd.Client(places, transport="stream", slots=2, on_busy="skip") as client,
         held_at(monkeypatch, 1) as (reached, go_on, _),
     ):
         first = client.snapshot(1, state_of(10, 1))
-        assert reached.wait(30)
+        assert reached.wait(60)
         second = client.snapshot(2, state_of(10, 2))  # the first is in mid-stream, this one waits
         with pytest.warns(CheckpointWarning, match="step 1 was superseded"):
             third = client.snapshot(3, state_of(10, 3))
         assert first.state == "superseded" and second.state in ("staged", "writing", "committed")
-        third.wait(timeout_s=30)
+        third.wait(timeout_s=60)
     assert_saved(places, state_of(10, 3), 3)
 
 
@@ -275,7 +301,7 @@ def test_where_there_is_too_little_shared_memory_it_streams_and_says_so_once(
     monkeypatch.setattr("ckptd.link.daemon_link.Stages", Full)
     with caplog.at_level(logging.WARNING), ckptd.Client(places) as client:
         for step in (1, 2):
-            client.snapshot(step, state_of(2, step)).wait(timeout_s=30)
+            client.snapshot(step, state_of(2, step)).wait(timeout_s=60)
     (said,) = [one.getMessage() for one in caplog.records if "transport.stream" in one.getMessage()]
     assert "/dev/shm" in said and "--shm-size" in said and "lost with this process" in said
     assert_saved(places, state_of(2, 2), 2)
@@ -293,13 +319,13 @@ def test_a_forked_child_harms_no_stream(places: Path, monkeypatch: pytest.Monkey
     ):
         state = state_of(9)
         ticket = client.snapshot(1, state)
-        assert reached.wait(30)
+        assert reached.wait(60)
         child = os.fork()
         if child == 0:
             os._exit(0 if ticket.state == "staged" else 1)
         assert os.waitpid(child, 0)[1] == 0
         go_on.set()
-        ticket.wait(timeout_s=30)
+        ticket.wait(timeout_s=60)
     assert_saved(places, state, 1)
 
 
@@ -313,8 +339,8 @@ def test_a_snapshot_that_the_daemon_has_no_memory_for_is_refused_and_the_next_on
     ):
         ticket = client.snapshot(1, state_of(9))
         with pytest.raises(OverBudget, match="max_client_bytes"):
-            ticket.wait(timeout_s=30)
-        client.snapshot(2, state_of(3)).wait(timeout_s=30)
+            ticket.wait(timeout_s=60)
+        client.snapshot(2, state_of(3)).wait(timeout_s=60)
     assert_saved(places, state_of(3), 2)
 
 
@@ -348,13 +374,13 @@ def test_what_a_killed_trainer_has_streamed_half_is_given_up_and_its_memory_free
         with run_script(KILLED, places) as trainer:
             try:
                 assert trainer.stdout is not None and trainer.stdout.readline() == "held\n"
-                eventually(lambda: status_of(client, "killed")["client"]["stream"]["have"] > 0)
+                eventually(lambda: (status_of(client, "killed")["client"]["stream"] or {"have": 0})["have"])
                 assert client.status()["memory"]["staged_bytes"] >= 20_000_000
             finally:
                 trainer.kill()
         eventually(lambda: status_of(client, "killed")["client"] is None)
-        assert client.status()["memory"]["staged_bytes"] == 0
-        assert client.drain(30) == 0
+        eventually(lambda: client.status()["memory"]["staged_bytes"] == 0)
+        assert client.drain(60) == 0
     assert not list(places.glob("killed/step-*"))
 
 
@@ -410,7 +436,7 @@ def test_what_a_killed_daemon_had_taken_is_streamed_to_the_next_one_before_what_
         client.reserve(state_of(2))
         daemon = daemon_of(places)
         assert daemon is not None
-        os.kill(daemon.pid, signal.SIGSTOP)
+        stop(daemon.pid)
         older, newer = (client.snapshot(step, state_of(2, step)) for step in (1, 2))
         # As if the daemon had accepted it, and the thread had told so: only the newer one is still with it.
         client._writer._link.stages.streaming._sender.forget(older.snapshot)  # type: ignore[union-attr]
