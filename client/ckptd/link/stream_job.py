@@ -8,7 +8,8 @@ from typing import Final
 from ckptd.disk.rootdir import DaemonRecord
 from ckptd.errors import CkptdError
 from ckptd.link.outgoing import Outgoing
-from ckptd.link.route import Route
+from ckptd.link.route import Route, stream_route
+from ckptd.link.wire import Attached
 from ckptd.snapshot.slots import Slot
 
 __all__ = ["PAUSE_S", "Failed", "Job", "Place"]
@@ -18,11 +19,25 @@ PAUSE_S: Final = 0.1  #: after a failure; twice as long after the next
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where to stream to, as the attachment to a daemon says."""
+    """Where to stream to, as the attachment to a daemon says.
+
+    Attributes:
+        record: The daemon.
+        attached_by: By which way.
+        attached: What it said.
+    """
 
     record: DaemonRecord
-    route: Route
-    token: str = field(repr=False)
+    attached_by: Route
+    attached: Attached = field(repr=False)
+
+    def route(self) -> Route:
+        """The way for streams, looked up at each connection: what can't be looked at now may be fine a moment later.
+
+        Raises:
+            NoDaemon: It can't be used now.
+        """
+        return stream_route(self.attached_by, self.attached)
 
 
 @dataclass(frozen=True, slots=True)

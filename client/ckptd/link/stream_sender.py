@@ -211,7 +211,7 @@ class StreamSender:
         outgoing = job.outgoing
         return connection.send(
             wire.StreamBegin(
-                id=0, client_id=self._client_id, token=place.token, snapshot=job.snapshot,
+                id=0, client_id=self._client_id, token=place.attached.stream_token, snapshot=job.snapshot,
                 generation=job.generation, data_bytes=outgoing.data_bytes,
                 descriptor_bytes=outgoing.descriptor_bytes, slots=self._slots,
             )
@@ -264,7 +264,7 @@ class StreamSender:
     def _connected(self, place: Place) -> Connection:
         if self._connection is None or self._connected_to is not place:
             self._disconnect()
-            self._connection = Connection(self._root, place.record, place.route)
+            self._connection = Connection(self._root, place.record, place.route())
             self._connected_to = place
             self._connection.wait_ready(_CONNECT_S)
         return self._connection

@@ -7,10 +7,9 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 from ckptd.disk.rootdir import Root
-from ckptd.errors import CkptdError, NoDaemon
+from ckptd.errors import CkptdError
 from ckptd.link.client_options import Transport
 from ckptd.link.private_slots import PrivateSlots
-from ckptd.link.route import stream_route
 from ckptd.link.session import Session
 from ckptd.link.staging import Staged
 from ckptd.link.stream_job import Failed, Place
@@ -58,14 +57,8 @@ class Streaming:
     def go_to(self, session: Session, unheard: Iterable[int] = ()) -> None:
         """Stream to the daemon that the session is attached to: first what it may have to be sent again."""
         route, attached, record = session.route, session.attached, session.record
-        if route is None or attached is None or record is None:
-            return
-        try:
-            place = Place(record, stream_route(route, attached), attached.stream_token)
-        except NoDaemon as error:
-            log.warning("transport.no_stream run=%s error=%s", self._run, str(error))
-        else:
-            self._sender.go_to(place, unheard)
+        if route is not None and attached is not None and record is not None:
+            self._sender.go_to(Place(record, route, attached), unheard)
 
     def send(self, staged: Staged) -> None:
         """Have a sealed slot of ours streamed, unless it is already."""
