@@ -138,6 +138,20 @@ def test_a_taken_name_is_never_renamed_over(tmp_path: Path, kind: str) -> None:
     assert (tmp_path / "src").is_dir()
 
 
+def test_a_rename_is_synced_where_the_name_came_to_and_where_it_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(durable, "fsync_dir", lambda path: synced.append(path.name))
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "one" / "a").touch()
+    durable.rename_new(tmp_path / "one" / "a", tmp_path / "one" / "b")
+    assert synced == ["one"]
+    durable.rename_new(tmp_path / "one" / "b", tmp_path / "two" / "b")
+    assert synced == ["one", "two", "one"]
+
+
 def test_missing_parents_are_made_and_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:
     durable.make_dirs(tmp_path / "a" / "b" / "c")
     durable.make_dirs(tmp_path / "a" / "b" / "c")
