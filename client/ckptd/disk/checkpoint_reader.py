@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final
 
 from ckptd.disk.entry import read_failed
-from ckptd.disk.folder_files import open_file, open_folder
+from ckptd.disk.folder_files import close_all, open_file, open_folder
 from ckptd.disk.index_files import refuse_other_step
 from ckptd.disk.read_blocks import blocks, fill, read_block
 from ckptd.disk.reader import Span
@@ -175,7 +175,7 @@ class CheckpointReader:
             fd = open_folder(self.path)
         except FileNotFoundError as error:
             raise self._gone() from error
-        self._stack.callback(os.close, fd)
+        self._stack.callback(close_all, [fd])
         return fd
 
     def _size(self, name: str) -> int:
@@ -184,13 +184,13 @@ class CheckpointReader:
         try:
             size = os.fstat(fd).st_size
         except OSError:
-            os.close(fd)
+            close_all([fd])
             raise
         if len(self._wanted) <= _OPEN_AT_ONCE:
             self._fds[name] = fd
-            self._stack.callback(os.close, fd)
+            self._stack.callback(close_all, [fd])
         else:
-            os.close(fd)
+            close_all([fd])
         return size
 
     @contextmanager
@@ -202,7 +202,7 @@ class CheckpointReader:
         try:
             yield fd
         finally:
-            os.close(fd)
+            close_all([fd])
 
     def _open(self, name: str) -> int:
         try:

@@ -41,7 +41,7 @@ def any_left(below: Path) -> bool:
 def remove(below: Path) -> None:
     """Try again to remove what was left below that folder; what can't be stays noted, without a word.
 
-    The caller holds the root's lock.
+    Below a root the caller holds its lock.
     """
     from ckptd.disk import durable  # which notes here what it couldn't remove itself
 

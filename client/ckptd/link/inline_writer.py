@@ -34,7 +34,6 @@ from ckptd.errors import (
     RootMoved,
     SaveFailed,
 )
-from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.link.adoption import adopt_left, sealed_headers
 from ckptd.link.earlier import EarlierSlots
 from ckptd.link.failures import Failure, Failures
@@ -60,7 +59,7 @@ class InlineWriter:
         self.run_id = ""
         self._root, self._run, self._client_id, self._failures = root, run, client_id, failures
         self._root_lock = RootLock(root)
-        self._buffer = mmap.mmap(-1, PAGE_ALIGNMENT)
+        self._buffer: mmap.mmap | None = None
         self._next_sequence = 1
         self._seen: tuple[Entry, ...] = ()
         self._writing = Writing()
@@ -93,7 +92,10 @@ class InlineWriter:
             self._write_left()
         except OSError as error:
             self._root_lock.release()
-            raise SaveFailed("the run can't be opened", where=self._run, seen=str(error)) from error
+            raise SaveFailed(
+                "the run can't be opened", where=self._run, seen=str(error),
+                todo="check the disk and the limit of open files, and open the client again",
+            ) from error  # fmt: skip
         except BaseException:
             self._root_lock.release()
             raise
@@ -110,19 +112,34 @@ class InlineWriter:
                 time.sleep(_LOOK_EVERY_S)
 
     def reserve(self, size: int) -> None:
-        """Have private memory of `size` bytes, touched."""
-        if len(self._buffer) < size:
-            self._unmap()
-            self._buffer = mmap.mmap(-1, size)
-            with memoryview(self._buffer) as memory:
-                prefault(self._buffer, memory, write=True)
+        """Have private memory of `size` bytes, touched. Where there is too little now, `submit` tries again."""
+        with contextlib.suppress(SaveFailed):
+            self._memory_of(size, size)
+
+    def _memory_of(self, least: int, wanted: int) -> mmap.mmap:
+        """Memory of at least so many bytes; where it must be made, as much as is wanted. Raises SaveFailed."""
+        if self._buffer is not None and len(self._buffer) >= least:
+            return self._buffer
+        self._unmap()
+        try:
+            self._buffer = mmap.mmap(-1, wanted)
+        except OSError as error:
+            raise SaveFailed(
+                "no memory for the copy of the state", where=self._run, seen=f"{wanted} bytes: {error.strerror}",
+                todo="free some memory; the next snapshot is tried all the same",
+            ) from error  # fmt: skip
+        prefault(self._buffer, memoryview(self._buffer), write=True)
+        return self._buffer
 
     def submit(self, ticket: Ticket, payload: Payload, *, busy_timeout_s: float) -> None:
         """Copy and commit; failures are entered and the ticket says so. There is nothing to wait for."""
         with self.lock:
-            if len(self._buffer) < payload.size:
-                self.reserve(with_headroom(payload.size))
-            with memoryview(self._buffer) as memory:
+            try:
+                buffer = self._memory_of(payload.size, with_headroom(payload.size))
+            except SaveFailed as error:
+                self._not_saved(ticket, error)
+                return
+            with memoryview(buffer) as memory:
                 payload.copy(memory[: payload.data_bytes])
                 self._commit(ticket, decode(payload.descriptor), memory[: payload.data_bytes])
 
@@ -136,9 +153,7 @@ class InlineWriter:
             done = commit_snapshot(run_dir, descriptor, data, position, writing=self._writing)
             self._check_root(committed=True)
         except (NoSpace, SaveFailed, OutcomeUnknown) as error:
-            _forget_frames(error)
-            ticket.become("unknown" if isinstance(error, OutcomeUnknown) else "failed", error=error)
-            self._failures.failed(Failure(ticket.snapshot, ticket.step, error))
+            self._not_saved(ticket, error)
             return
         finally:
             data.release()
@@ -162,14 +177,26 @@ class InlineWriter:
                 ) from error
             raise
 
+    def _not_saved(self, ticket: Ticket, error: CkptdError) -> None:
+        _forget_frames(error)
+        ticket.become("unknown" if isinstance(error, OutcomeUnknown) else "failed", error=error)
+        self._failures.failed(Failure(ticket.snapshot, ticket.step, error))
+
     def _position(self, descriptor: Descriptor) -> Position:
         try:
             series = read_series(self._root, self._run, seen=self._seen)
         except OSError as error:
-            raise SaveFailed("the run can't be read", where=self._run, seen=str(error)) from error
+            raise SaveFailed(
+                "the run can't be read", where=self._run, seen=str(error),
+                todo="check the disk and the limit of open files; the next snapshot is tried all the same",
+            ) from error  # fmt: skip
         self._seen = series.entries
         sequence = max(series.next_sequence, self._next_sequence)
         return position_after(series, descriptor, sequence, run_id=self.run_id)
+
+    def take_note(self) -> str:
+        """There is no shared memory."""
+        return ""
 
     def memories(self) -> list[memoryview]:
         """None that is worth arranging for: it is copied to and written in one go."""
@@ -238,8 +265,10 @@ class InlineWriter:
         self.lock = threading.RLock()
 
     def _unmap(self) -> None:
-        with contextlib.suppress(BufferError):  # somebody's view of it still lives; it goes with that
-            self._buffer.close()
+        if self._buffer is not None:
+            with contextlib.suppress(BufferError):  # somebody's view of it still lives; it goes with that
+                self._buffer.close()
+            self._buffer = None
 
     def _write_left(self) -> None:
         """What earlier clients left in shared memory; no sequence that a snapshot there has is given again."""

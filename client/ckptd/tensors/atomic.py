@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 
-from ckptd.disk import durable
+from ckptd.disk import durable, own_leftovers
 
 
 def atomic_save(obj: Any, path: str | os.PathLike[str]) -> None:
     """`torch.save(obj, path)`, all or nothing and durable.
 
     A reader sees the old file or the new one, never a part. The temporary file lies in the same folder, under
-    a name nobody else uses, and a failure leaves none behind. The whole archive is made in memory first, so
-    that an object which can't be saved touches nothing on disk.
+    a name nobody else uses. A failure leaves none behind; one that can't be removed then goes with this process's
+    next call for that folder. The whole archive is made in memory first, so that an object which can't be saved
+    touches nothing on disk.
 
     Args:
         obj: What torch.save can write. Only what weights_only accepts can be read back with
@@ -31,4 +32,5 @@ def atomic_save(obj: Any, path: str | os.PathLike[str]) -> None:
     """
     archive = io.BytesIO()
     torch.save(obj, archive)  # noqa: TID251 - the caller asked for torch's own archive
+    own_leftovers.remove(Path(path).parent)
     durable.replace_file(Path(path), [archive.getbuffer()])

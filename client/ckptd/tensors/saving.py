@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptd.disk.commit import write_checkpoint_folder
+from ckptd.errors import SaveFailed
 from ckptd.link.metrics import plain_metrics
 from ckptd.names import DEFAULT_RUN, check_step
 from ckptd.snapshot.descriptor import Descriptor, Sharding
@@ -50,19 +51,29 @@ def save(
     Raises:
         UnstorableState: Something in the state can't be stored exactly. Nothing was written.
         InvalidArgument: A bad step, metric or state, or path exists. Nothing was written.
-        NoSpace, SaveFailed, OutcomeUnknown: The disk; path is absent, except perhaps for OutcomeUnknown.
+        NoSpace, SaveFailed, OutcomeUnknown: The disk, or no memory; path is absent, except perhaps for OutcomeUnknown.
     """
     target = Path(path).absolute()
     step, numbers = check_step(step), plain_metrics(metrics)
     captured = capture(state, rng=rng)
     descriptor = _descriptor(captured, step, numbers, sharding or Sharding())
     encode(descriptor)  # refuses, by key path, what no file could hold
-    data = memoryview(mmap.mmap(-1, max(1, captured.data_bytes)))
+    data = memoryview(_memory(captured.data_bytes, target))
     copy_into(captured, data)
     write_checkpoint_folder(target, descriptor, data)
     if (where := accumulated_in(state)) is not None:
         warn(left_out(where, "checkpoint"))
     return target
+
+
+def _memory(size: int, target: Path) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, max(1, size))
+    except OSError as error:
+        raise SaveFailed(
+            "no memory for the copy of the state", where=str(target), seen=f"{size} bytes: {error.strerror}",
+            todo="free some memory, or save a smaller state",
+        ) from error  # fmt: skip
 
 
 def _descriptor(captured: Captured, step: int, metrics: dict[str, float], sharding: Sharding) -> Descriptor:
