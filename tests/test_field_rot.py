@@ -37,13 +37,20 @@ def test_rot_that_no_look_shows_is_found_by_the_scrub_and_said_with_file_hashes_
     wanted = hashlib.sha256(rotten.read_bytes()).hexdigest()
     rot(rotten)
     found = hashlib.sha256(rotten.read_bytes()).hexdigest()
-    with obstructed_daemon(places):
+    with obstructed_daemon(places) as daemon:
         wait_until(lambda: any((places / "default" / "quarantine").glob("step-000000003-*")))
         with ckptd.Client(places, daemon="attach") as client:
             wait_until(lambda: _scrub(client).get("found") == 1 and _scrub(client)["reading"] == "")
             scrub, state = _scrub(client), state_of(99)
             with pytest.warns(ckptd.errors.CheckpointWarning, match="step-000000003 is passed over"):
                 resumed = client.restore(state)
+            daemon.obstruct("write", "*/.tmp-*", "stall")
+            saved = client.snapshot(4, state)
+            daemon.wait_until_stalled()
+            wait_until(lambda: _scrub(client)["gives_way"])
+            daemon.clear()
+            saved.wait("committed", timeout_s=60)
+            wait_until(lambda: not _scrub(client)["gives_way"])
         assert main(["status", "--root", str(places)]) == 0
         shown = capsys.readouterr().out
     said = f"model.shard-000.pt: wrong sha256: {found}, wanted {wanted}"

@@ -256,3 +256,14 @@ def test_the_fingerprint_changes_when_a_file_does(checkpoint: Path) -> None:
     os.utime(file, ns=(0, 0))  # the change time can't be set back
     assert stat_signature(checkpoint) != first
     assert stat_signature(checkpoint.with_name("none")) == ""
+
+
+def test_a_check_of_the_medium_reads_the_index_from_there_too(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dropped: list[str] = []
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda fd, *_more: dropped.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+    )
+    assert check(checkpoint).ok and dropped == []
+    assert check(checkpoint, uncached=True).ok and dropped[0] == "index.json"

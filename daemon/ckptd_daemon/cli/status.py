@@ -117,6 +117,10 @@ def _memory_line(memory: dict[str, Any] | None, runs: Sequence[dict[str, Any]]) 
     for run in runs:
         if slots := run.get("slots"):
             facts.append(f"{run['run']}: {show_slots(len(slots), max(int(slot['bytes']) for slot in slots))}")
+            if gone := sum(slot.get("state") == "removed" for slot in slots):
+                facts.append(
+                    f"{run['run']}: the files of {gone} were removed, others come with the next snapshot"
+                )
     return _line("memory", facts)
 
 
@@ -144,7 +148,10 @@ def _scrub_line(scrub: dict[str, Any] | None) -> str:
         late = f", {scrub['late']} of them late" if scrub.get("late") else ""
         facts += [f"{scrub['due']} due{late}"] if scrub.get("due") else []
         if scrub.get("reading"):
-            facts.append(f"reading {scrub['reading']}, {units.show_bytes(int(scrub['read_bytes']))} so far")
+            waits = ", waits for writes" if scrub.get("gives_way") else ""
+            facts.append(
+                f"reading {scrub['reading']}, {units.show_bytes(int(scrub['read_bytes']))} so far{waits}"
+            )
         elif next_s is not None:
             facts.append(f"next in {units.show_seconds(float(next_s))}")
         facts += [f"{scrub['found']} found corrupt, last {scrub['last_found']}"] if scrub.get("found") else []

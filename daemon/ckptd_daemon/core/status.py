@@ -16,12 +16,13 @@
            "failed": count, "last_failed": null | SNAPSHOT,
            "superseded": count, "last_superseded": null | SNAPSHOT,  gave way to newer ones
            "skipped": count, "last_skipped": null | step,            never taken, as clients say
-           "slots": [{"name", "bytes", "state"}],  memory to receive streams in too
+           "slots": [{"name", "bytes", "state"}],  memory to receive streams in too; "removed": its file is gone
            "series": the run as its catalogue sums it up}],
  "memory": {"staged_bytes", "max_staged_bytes": null | bytes, "max_client_bytes": null | bytes,
             "free": [{"where", "bytes"}]},     every bound on more of it
  "verifier": {"pid", "watching", "reason", "pending", "restarts",
-              "scrub": {"every_s",             0 for never; the rest once it has begun:
+              "scrub": {"every_s",             0 for never
+                        "gives_way": whether it waits, since checkpoints are written; the rest once it has begun:
                         "checkpoints", "due", "late": counts (verify.rota.Standing),
                         "oldest_s": null | age,  everything was read in full within so many seconds
                         "next_s": null | until one is due,
@@ -122,6 +123,7 @@ def _slots(pool: SlotPool, clients: Clients, client_id: str) -> list[dict[str, A
     for slot in [*pool.of(client_id), *clients.streams.buffers.of(client_id)]:
         header = header_of(slot)
         word = header.state.name.lower() if header is not None else "damaged"
+        word = word if slot.in_place() else "removed"
         slots.append({"name": slot.name, "bytes": slot.capacity, "state": word})
     return slots
 

@@ -156,7 +156,7 @@ class Verifier:
 
     def _scrub_status(self) -> dict[str, Any]:
         """As its child has said last, its times brought up to now."""
-        every = {"every_s": self._timing[-1]}
+        every = {"every_s": self._timing[-1], "gives_way": self._writing}
         if (state := self._scrub) is None:
             return every
         since_s = time.monotonic() - self._scrub_at
