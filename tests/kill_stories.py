@@ -25,6 +25,7 @@ from desk_daemon import DeskClient, DeskDaemon
 from snapshots import data_for, descriptor, sharded
 
 RUN: Final = "default"
+_KEEP_LAST: Final = (1, 2)
 Key = tuple[str, int]  # client, number of its snapshot
 
 
@@ -75,6 +76,11 @@ class Told:
                 self.sequences[key] = more[1]
 
 
+def keep_last_of(seed: int) -> int:
+    """What retention leaves in the story of that seed."""
+    return random.Random(seed).choice(_KEEP_LAST)
+
+
 class Teller:
     """Tells one story, from a seed: the same one each time.
 
@@ -88,7 +94,7 @@ class Teller:
     def __init__(self, path: Path, journal: Path, seed: int, pid: int) -> None:
         self._path, self._pid = path, pid
         self._random = random.Random(seed)
-        self.keep_last = self._random.choice((1, 2))
+        self._keep_last = self._random.choice(_KEEP_LAST)
         self._slots = self._random.choice((1, 2, 2))
         self._fd = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._append = os.write  # the real one: nothing of the journal counts
@@ -125,7 +131,7 @@ class Teller:
         self._end()
 
     def _begin(self) -> None:
-        self._daemon = DeskDaemon(self._path, self.keep_last, self.tell)
+        self._daemon = DeskDaemon(self._path, self._keep_last, self.tell)
 
     def _end(self) -> None:
         self._client.leave()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from kill_stories import Judge, Teller, Told
+from kill_stories import Judge, Teller, Told, keep_last_of
 from killing import Killing
 
 _BROKE_OFF: Final = 3
@@ -62,8 +62,7 @@ class Telling:
         """What was killed, the faults, and how many calls the first process made if nobody killed it."""
         root, journal = folder / "root", folder / "journal"
         below = [str(root), os.environ["CKPTD_SHM_DIR"]]
-        keep_last = Teller(root, journal, self.seed, os.getpid()).keep_last
-        judge, killed, calls = Judge(root, journal, keep_last), Counter[str](), 0
+        judge, killed, calls = Judge(root, journal, keep_last_of(self.seed)), Counter[str](), 0
         for start, number in enumerate((*self.kills, 0)):
             process = _fork(lambda n=number, first=start == 0: self._process(root, journal, below, n, first))
             code, calls = process if start == 0 else (process[0], calls)
