@@ -191,7 +191,7 @@ class DaemonLink:
             self._pushes[number] = staged.ticket.snapshot
 
     def _push_again(self, staged: Staged) -> None:
-        if not (self.stages.is_slot(staged.slot) or self.stages.is_private(staged.slot)):
+        if not (self.stages.still_there(staged.slot) or self.stages.is_private(staged.slot)):
             # The daemon has this slot no more, but its memory is still mapped here: it moves to another one.
             with contextlib.suppress(CkptdError):
                 self.stages.move(staged, ANSWER_S, self._held())

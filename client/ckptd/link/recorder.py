@@ -94,8 +94,12 @@ class Recorder:
         except (TimedOut, NoDaemon, SaveFailed) as error:
             self._skip(ticket, error)
         self._say_if_gradients_are_left_out(step, state)
-        for note in () if self._overlap is None else self._overlap.take_notes():
-            warn(note)
+        for note in (
+            *(() if self._overlap is None else self._overlap.take_notes()),
+            self._writer.take_note(),
+        ):
+            if note:
+                warn(note)
         return ticket
 
     def close(self) -> None:

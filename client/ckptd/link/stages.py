@@ -42,6 +42,7 @@ class Stages:
         self.streaming = Streaming(root, owner, count, transport)
         self._owner, self._session, self._count = owner, session, count
         self._slots, self._slot_bytes = SlotSet(*owner), 0
+        self._had_slots = False  # once there were some, a folder that is gone was removed
 
     def greet(self, attached: wire.Attached, held: Sequence[Slot], unheard: Sequence[int]) -> None:
         """Take the slots of a daemon that was attached to just now; those in `held` are still needed.
@@ -85,6 +86,8 @@ class Stages:
         payload = Payload(copy, header.data_bytes, descriptor)
         staged.generation = fill(new, self._owner, staged.ticket.snapshot, payload)
         staged.slot = new
+        if not old.in_place():
+            old.release()  # the daemon may have it mapped still
         old.close()
 
     def memories(self) -> list[memoryview]:
@@ -120,6 +123,25 @@ class Stages:
             return "what the daemon has not received yet is lost with this process"
         return "what is staged stays in shared memory, and a daemon writes it"
 
+    def still_there(self, slot: Slot) -> bool:
+        """Whether it is a slot whose file is there; one whose isn't is no slot any more."""
+        if self.is_slot(slot) and not slot.in_place():
+            self._slots.give_up(slot)
+        return self.is_slot(slot)
+
+    def removed_note(self) -> str:
+        """That slots were given up since the last call, because somebody has removed their files; "" if none was."""
+        count, self._slots.removed = self._slots.removed, 0
+        if not count:
+            return ""
+        attached = self._session.attached
+        where = attached.slot_dir if attached is not None else "shared memory"
+        slots = f"{count} slot{'' if count == 1 else 's'}"
+        return (
+            f"somebody has removed {slots} of this client from {where} (logind's RemoveIPC=yes? a cleaner?): what "
+            "lay there was safe only while this process or the daemon lived. Others are made"
+        )
+
     def settle(self, staged: Sequence[Staged], held: Sequence[Slot]) -> None:
         """Free what was streamed and is saved or lost; once it streams, give slots back that nothing lies in."""
         self.streaming.settle(staged)
@@ -136,7 +158,7 @@ class Stages:
     def _reserve_slots(self, size: int, timeout_s: float, held: Sequence[Slot]) -> None:
         attached = self._session.attached
         slot_dir = attached.slot_dir if attached is not None else ""
-        if self._session.connected and not os.path.isdir(slot_dir):
+        if self._session.connected and not self._had_slots and not os.path.isdir(slot_dir):
             raise _out_of_reach(slot_dir)
         self._slots.let_go_below(size)
         self._slot_bytes = max(size, self._slot_bytes)
@@ -148,6 +170,7 @@ class Stages:
             self._slot_bytes = 0
             raise
         self._slots.update(slot_dir, infos, keep=held)
+        self._had_slots = self._had_slots or len(self._slots) > 0
         if infos and not len(self._slots) and self._session.alive:
             self._session.send(wire.Reserve(id=0, client_id=self._owner[0], slot_bytes=0, slots=0))
             raise _out_of_reach(slot_dir)

@@ -92,6 +92,7 @@ class SlotSet:
     """The slots a daemon made for one client. Not safe for use by several threads at once."""
 
     def __init__(self, client_id: str, run: str) -> None:
+        self.removed = 0  #: how many were given up because somebody has removed their files
         self._client_id, self._run = client_id, run
         self._name = re.compile(rf"slot-{client_id}-[0-9]{{1,9}}-[0-9a-f]{{8}}", re.ASCII)
         self._slots: dict[str, Slot] = {}
@@ -131,7 +132,10 @@ class SlotSet:
                 raise save_error(error, "a slot can't be mapped now", Path(slot_dir) / name) from error
 
     def find_free(self, size: int) -> Slot | None:
-        """The smallest free slot of at least `size` bytes."""
+        """The smallest free slot of at least `size` bytes whose file is there: else nobody could adopt what it holds."""
+        for slot in self._free():
+            if not slot.in_place():
+                self.give_up(slot)
         free = [slot for slot in self._free() if slot.capacity >= size]
         return min(free, key=lambda slot: slot.capacity, default=None)
 
@@ -150,6 +154,11 @@ class SlotSet:
         slot = self._slots.pop(name, None)
         if slot is not None and _is_free(slot):
             slot.close()
+
+    def give_up(self, slot: Slot) -> None:
+        """Somebody has removed the file of this slot."""
+        self.removed += 1
+        self.forget(slot.name)
 
     def close(self) -> None:
         """Unmap all."""

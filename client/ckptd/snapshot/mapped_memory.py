@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import os
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +27,29 @@ class MappedMemory(mmap.mmap):
     Attributes:
         before_unmap: Called once, at close(); None for nothing.
         cut: Whether zeros stand for a part of it that its file no longer has.
+        file: Device and inode of its file; None for none.
     """
 
     before_unmap: Callable[[], object] | None = None
     cut = False
+    file: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, fd: int, size: int) -> MappedMemory:
+        """The file that `fd` is open on, mapped."""
+        mapping, found = cls(fd, size), os.fstat(fd)
+        mapping.file = found.st_dev, found.st_ino
+        return mapping
+
+    def in_place(self, path: Path) -> bool:
+        """Whether its file is the one at `path` still, as far as that can be told."""
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            return self.file is None
+        except OSError:
+            return True
+        return self.file in (None, (found.st_dev, found.st_ino))
 
     def close(self) -> None:
         """Unmap it. BufferError while views of it live; it goes with the last of them then."""

@@ -32,14 +32,7 @@ from ckptd.snapshot.slot_header import COPIES, SlotHeader, SlotState
 from ckptd.snapshot.slot_layout import HEADER_BYTES, needed_bytes, page_up, streamed_bytes
 from ckptd.snapshot.slot_proof import PROOF_AT, PROOF_BYTES, Proof
 
-__all__ = [
-    "HEADER_BYTES",
-    "Slot",
-    "SlotHeader",
-    "SlotState",
-    "needed_bytes",
-    "streamed_bytes",
-]
+__all__ = ["HEADER_BYTES", "Slot", "SlotHeader", "SlotState", "needed_bytes", "streamed_bytes"]
 
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
 _HOLDING: Final = (SlotState.SEALED, SlotState.WRITING)
@@ -95,7 +88,7 @@ class Slot:
             collapse(fd, size)
             # A merely truncated file on tmpfs is a promise: writing to it may end in SIGBUS.
             os.posix_fallocate(fd, 0, size)
-            slot = cls(path, MappedMemory(fd, size))
+            slot = cls(path, MappedMemory.of(fd, size))
             for counter, start in enumerate(COPIES):
                 slot._write(start, counter + 1, fresh)
             return slot
@@ -147,7 +140,7 @@ class Slot:
         """
         fd, size = open_slot_file(path, os.O_RDWR)
         try:
-            return cls(path, MappedMemory(fd, size))
+            return cls(path, MappedMemory.of(fd, size))
         finally:
             os.close(fd)
 
@@ -244,6 +237,10 @@ class Slot:
                 proof, lambda at, count: data[at : at + count], len(data), threads=threads, where=self.name
             )
         self.refuse_cut()
+
+    def in_place(self) -> bool:
+        """Whether its file has its name still: else no later daemon finds what is in it."""
+        return self._mapping.in_place(self.path)
 
     def refuse_cut(self) -> None:
         """Raise ProtocolError if somebody made its file shorter."""

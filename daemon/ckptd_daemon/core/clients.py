@@ -255,7 +255,9 @@ class Clients:
         if self._pool.get(client_id, slot.name) is not slot:
             return False
         header = header_of(slot)
-        wanted = session is not None and not self._reservations.has_outgrown(session, slot)
+        wanted = (
+            session is not None and not self._reservations.has_outgrown(session, slot) and slot.in_place()
+        )
         if header is not None and (wanted or holds_snapshot(header)):
             return True
         self._pool.remove(slot)

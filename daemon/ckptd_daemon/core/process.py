@@ -98,7 +98,7 @@ class Daemon:
         )
         self._disk.root_lost = self._leave_lost_root
         self._budget = policies.budget
-        self._pool = SlotPool(root.slot_dir())
+        self._pool = SlotPool(root.slot_dir(), prepare=lambda: _record_root(root.slot_dir(), root))
         _record_root(self._pool.folder, root)
         pid, pid_started = own_start()
         self._socket_path, self._stream_path = root.new_socket_path(), root.new_socket_path()
@@ -190,6 +190,7 @@ class Daemon:
 
         def keep_house() -> None:
             late_slots.look()
+            self._pool.look(time.monotonic())
             self._proofs.look()
             publication.look()
             clients.streams.look()

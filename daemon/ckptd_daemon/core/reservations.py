@@ -120,8 +120,8 @@ class Reservations:
         """Remove free slots that are too small or too many; returns how many are missing."""
         missing = reservation.slots
         for slot in self._pool.of(session.client_id):
-            header = header_of(slot)
-            if header is not None and slot.capacity >= reservation.slot_bytes and missing > 0:
+            header, there = header_of(slot), slot.in_place()
+            if header is not None and there and slot.capacity >= reservation.slot_bytes and missing > 0:
                 missing -= 1
             elif header is None or header.state is SlotState.FREE:
                 self._pool.remove(slot)

@@ -12,7 +12,7 @@ __all__ = ["MARGIN_BYTES", "Room", "check_room", "rooms_for"]
 
 def rooms_for(folder: Path) -> list[Room]:
     """Every bound that holds for slots in this folder: its file system, the machine, the cgroups."""
-    found = os.statvfs(folder)
+    found = os.statvfs(folder if folder.is_dir() else folder.parent)  # removed by somebody, it is made again
     shm = Room(
         str(folder.parent),
         found.f_bavail * found.f_frsize,

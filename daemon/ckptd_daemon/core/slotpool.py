@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from ckptd.disk.slot_folder import remove_slot_folder
+from ckptd.disk.slot_folder import RECORD, remove_slot_folder
 from ckptd.errors import CkptdError, ProtocolError
 from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.snapshot.sizes import show_slots
@@ -22,6 +22,7 @@ from ckptd_daemon.core.room import Room, check_room, rooms_for
 log = logging.getLogger(__name__)
 
 _NAME: Final = re.compile(r"slot-([0-9a-f]{32})-([0-9]{1,9})-[0-9a-f]{8}", re.ASCII)
+_LOOK_EVERY_S: Final = 2.0
 _ZEROS: Final = bytes(1024 * 1024)
 
 
@@ -34,15 +35,20 @@ class SlotPool:
     Args:
         folder: Where the slots lie; already checked.
         rooms: The bounds on shared memory; handed in by tests.
+        prepare: Makes the folder, and what it says of its root, when somebody has removed them. Default: the folder.
 
     Attributes:
         unread: Slots that lie in the folder and couldn't be taken in, with the reason: they may hold what was
             sealed, so they stay, and each scan tries them again.
     """
 
-    def __init__(self, folder: Path, *, rooms: Callable[[Path], Iterable[Room]] = rooms_for) -> None:
+    def __init__(
+        self, folder: Path, *, rooms: Callable[[Path], Iterable[Room]] = rooms_for,
+        prepare: Callable[[], object] | None = None,
+    ) -> None:  # fmt: skip
         self.folder = folder
-        self._rooms = rooms
+        self._rooms, self._prepare = rooms, prepare or (lambda: folder.mkdir(mode=0o700, exist_ok=True))
+        self._said, self._look_at = set[str](), 0.0
         self._slots: dict[str, tuple[str, Slot]] = {}
         self.unread: dict[str, str] = {}
 
@@ -88,6 +94,8 @@ class SlotPool:
             SharedMemoryTooSmall: There is no room for all of them; none is made.
             OSError: Another failure; none is left.
         """
+        if not (self.folder / RECORD).exists():
+            self._prepare()
         check_room(
             count * slot_bytes, self._rooms(self.folder), f"the slots ({show_slots(count, slot_bytes)})"
         )
@@ -117,6 +125,27 @@ class SlotPool:
         """The slots of one client."""
         return [slot for owner, slot in self._slots.values() if owner == client_id]
 
+    def look(self, now: float) -> None:
+        """Every few seconds, see whether somebody has removed files of slots: what is in them dies with this process.
+
+        That is said once of each. Their client asks for others with its next snapshot.
+        """
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_EVERY_S
+        for slot in self:
+            self._say_if_removed(slot)
+
+    def _say_if_removed(self, slot: Slot) -> None:
+        if slot.name in self._said or slot.in_place():
+            return
+        self._said.add(slot.name)
+        header = header_of(slot)
+        log.error(
+            "slot.removed slot=%s state=%s somebody has removed its file (logind's RemoveIPC=yes? a cleaner?)",
+            slot.path, "damaged" if header is None else header.state.name.lower(),
+        )  # fmt: skip
+
     def rooms(self) -> list[Room]:
         """The bounds on more of them, now."""
         return list(self._rooms(self.folder))
@@ -140,8 +169,13 @@ class SlotPool:
 
     def remove(self, slot: Slot) -> None:
         """Give its memory back. Nobody may be using it."""
+        self._say_if_removed(slot)
+        self._said.discard(slot.name)
         self._slots.pop(slot.name, None)
+        mine = slot.in_place()
         slot.close()
+        if not mine:
+            return
         with contextlib.suppress(OSError):
             slot.path.unlink(missing_ok=True)
 
