@@ -20,6 +20,7 @@ import raw_peer
 import strangers
 from part import Deadline, Findings, Part, say
 
+import ckptd
 from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.errors import CkptdError
 from ckptd.link import wire
@@ -27,6 +28,7 @@ from daemon_parts import BareClient, DaemonProcess, Places, new_client_id, place
 from test_hostile_slots import push_wildly, scribble
 
 MOST_GROWTH_BYTES: Final = 96 * 2**20
+_MOST_ENDLESS_BYTES: Final = 2**30  #: then connections are cut; a second's worth more is looked over
 MOST_SAVE_S: Final = 20.0
 SETTLE_S: Final = 60.0
 DATA: Final = bytes(range(256)) * 1500
@@ -227,6 +229,27 @@ def attack(field: Field, name: str, findings: Findings) -> None:
     worst["seconds"] = max(worst["seconds"], round(time.monotonic() - began, 2))
 
 
+def endless(field: Field, findings: Findings) -> None:
+    """One message that never ends. Everybody is cut off in the end, and honest clients go on by themselves."""
+    before, sent, cut, grown = field.memory_bytes(), 0, False, 0
+    parts = raw_peer.frame(bytes(60_000), more=True) * 10
+    with ckptd.Client(field.places.root, run="steady") as steady, raw_peer.shaken(field.endpoints[0]) as peer:
+        steady.snapshot(1, {"number": 1}).wait(timeout_s=MOST_SAVE_S)
+        try:
+            while sent < 4 * _MOST_ENDLESS_BYTES:
+                peer.sendall(parts)
+                sent += len(parts)
+                grown = max(grown, field.memory_bytes() - before) if sent % (100 * len(parts)) == 0 else grown
+        except OSError:
+            cut = True
+        for step in (2, 3):
+            steady.snapshot(step, {"number": step}).wait(timeout_s=MOST_SAVE_S)
+    findings.tried["an endless message"] += 1
+    findings.numbers["an endless message"] = {"sent_bytes": sent, "grown_bytes": grown}
+    if not cut or grown > 2 * _MOST_ENDLESS_BYTES:
+        findings.fault(f"an endless message: cut off: {cut}; the daemon grew by {grown} bytes")
+
+
 @contextlib.contextmanager
 def a_field(folder: Path, chance: random.Random) -> Iterator[Field]:
     with places_in(folder) as places:
@@ -240,7 +263,6 @@ def a_field(folder: Path, chance: random.Random) -> Iterator[Field]:
 
 def run(minutes: float, seed: int, folder: Path, findings: Findings) -> None:
     deadline, chance = Deadline(minutes), random.Random(seed)
-    findings.not_tried["endless messages"] = "libzmq bounds frames, not how many of them are one message"
     (folder / "fuzzing").mkdir()
     fuzzing.fuzz(findings, folder / "fuzzing", 60.0 * minutes / 3)
     with a_field(folder, chance) as field:
@@ -254,6 +276,7 @@ def run(minutes: float, seed: int, folder: Path, findings: Findings) -> None:
                 attack(field, name, findings)
                 if findings.faults:
                     return
+        endless(field, findings)
         findings.numbers |= {"saves": field.saves, "slowest save, s": round(field.slowest_s, 3)}
         log = (field.places.root / ".ckptd" / "daemon.log").read_text()
         if "daemon.fault" in log:

@@ -11,13 +11,14 @@ import os
 import resource
 import socket
 import struct
+from collections.abc import Collection, Iterator
 from typing import Final
 
 import zmq
 
 from ckptd_daemon.core.dropped import Dropped
 
-__all__ = ["Connections", "allow_descriptors"]
+__all__ = ["Connections", "allow_descriptors", "cut_all"]
 
 #: Left free for files, slots and threads, and for who connects before the loop looks; half of all where that is less.
 RESERVE: Final = 1024
@@ -63,6 +64,27 @@ class Connections:
         """Watch no more."""
         self._watched.disable_monitor()
         self.news.close(linger=0)
+
+
+def cut_all(names: Collection[object]) -> int:
+    """End all connections to sockets bound to these: paths, or (host, port). How many there were."""
+    count = 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), _borrowed(int(number)) as one:  # it is no socket, or gone by now
+            if one.getsockname() in names and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                one.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count
+
+
+@contextlib.contextmanager
+def _borrowed(fd: int) -> Iterator[socket.socket]:
+    """A descriptor that stays libzmq's, as a socket."""
+    one = socket.socket(fileno=fd)
+    try:
+        yield one
+    finally:
+        one.detach()
 
 
 def few_left() -> bool:

@@ -18,7 +18,7 @@ from ckptd.disk.durable import is_taken
 from ckptd.errors import BadRoot
 from ckptd.limits import MAX_FRAME_BYTES, MAX_REQUEST_BYTES
 from ckptd.link import wire
-from ckptd_daemon.core.connections import Connections
+from ckptd_daemon.core.connections import Connections, cut_all
 from ckptd_daemon.core.dropped import Dropped
 from ckptd_daemon.core.loopback import DOMAIN, Keys
 
@@ -58,6 +58,7 @@ class Endpoint:
         self.connections = Connections(self.socket)
         self._dropped = Dropped()
         self._paths: list[Path] = []
+        self._ports: list[tuple[str, int]] = []
         try:
             self.bind(path)
         except BaseException:
@@ -96,7 +97,10 @@ class Endpoint:
             ) from error
         finally:  # options hold for what is bound after them, which is local: the doorkeeper lets all of that in
             self.socket.setsockopt(zmq.CURVE_SERVER, 0)
-        return self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        bound = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        host, _, port = bound.removeprefix("tcp://").rpartition(":")
+        self._ports.append((host, int(port)))
+        return bound
 
     def in_place(self) -> bool:
         """Whether there is a socket at the path that was told last: its name is random, nobody else makes it."""
@@ -127,6 +131,10 @@ class Endpoint:
             if len(frames) == 2:
                 return frames[0], frames[1]
             self._dropped.note("frames", f"{len(frames)} frames")
+
+    def cut_off(self) -> int:
+        """End all connections, and with them what has come of unfinished messages; how many there were."""
+        return cut_all({*map(str, self._paths), *self._ports})
 
     def close(self, linger_ms: int = 0) -> None:
         self.connections.close()

@@ -19,7 +19,8 @@ from ckptd.disk.lock import RootLock
 from ckptd.disk.priority import Urgency, step_back_session
 from ckptd.disk.rootdir import DaemonRecord, Root, own_start, private_dir
 from ckptd.disk.slot_folder import record_root
-from ckptd.errors import RootMoved
+from ckptd.disk.too_full import no_space
+from ckptd.errors import NO_SPACE, RootMoved
 from ckptd_daemon.core import recovery
 from ckptd_daemon.core.clients import Clients
 from ckptd_daemon.core.connections import allow_descriptors
@@ -31,6 +32,7 @@ from ckptd_daemon.core.late_slots import LateSlots
 from ckptd_daemon.core.logs import Logs, say_log
 from ckptd_daemon.core.lookup import Lookup
 from ckptd_daemon.core.loopback import Doorkeeper, Keys, check_listen
+from ckptd_daemon.core.own_memory import OwnMemory
 from ckptd_daemon.core.pipeline import Pipeline
 from ckptd_daemon.core.proofs import Proofs
 from ckptd_daemon.core.publication import Publication
@@ -62,16 +64,26 @@ def run_daemon(settings: DaemonSettings) -> int:
         BadRoot: The root can't be used. Nothing was changed.
         RootLocked: Another process holds it. Nothing was changed.
         InvalidArgument: The settings file is wrong. Nothing was changed.
-        OSError: The disk is full or broken, so that it couldn't even start.
+        NoSpace: The disk is too full for what a daemon writes to be found, or for new settings.
+        OSError: The disk is broken, so that it couldn't even start.
     """
     allow_descriptors()
     root = Root.open(settings.root, create=True)
+    try:
+        _serve(root, settings)
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise no_space(root.path, error) from error
+    return 0
+
+
+def _serve(root: Root, settings: DaemonSettings) -> None:
     with surviving_cuts(), RootLock(root) as lock:
         policies = settings.into_file(root)
         log_path = settings.log_path or root.service_dir / LOG_FILE
         with Logs(log_path, to_stdout=not (settings.autostarted or settings.quiet)) as logs:
             Daemon(lock, settings, policies, str(log_path), logs.flush).run()
-    return 0
 
 
 def _record_root(folder: Path, root: Root) -> None:
@@ -188,7 +200,10 @@ class Daemon:
         late_slots = LateSlots(self._disk, clients, self._pool, time.monotonic)
         self._proofs = Proofs(clients.pipeline, self._pool, self._prover, time.monotonic, clients.attached)
 
+        memory = OwnMemory(lambda: endpoint.cut_off() + inlet.cut_off())
+
         def keep_house() -> None:
+            memory.look()
             late_slots.look()
             self._pool.look(time.monotonic())
             self._proofs.look()
