@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,3 +69,30 @@ def test_runs_of_unequal_length_fail(proof: Any) -> None:
     shorter["losses"] = shorter["losses"][:-1]
     with pytest.raises(ValueError, match="shorter"):
         proof.measure(run(), shorter, kill(proof))
+
+
+class Told:
+    """Stands for a process that said all of this before its signal came."""
+
+    def __init__(self, *lines: str) -> None:
+        self._lines = iter(lines)
+
+    def lines(self, _timeout_s: float) -> Iterator[str]:
+        yield from self._lines
+
+    def sigkill(self) -> int:
+        return -signal.SIGKILL
+
+
+def test_a_trainer_that_went_past_a_checkpoint_before_its_signal_came_was_killed_after_its_last_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    demo = importlib.import_module("demo")
+    (tmp_path / "ckpt.pt").touch()
+    said = [*(f"step {step}/120  loss" for step in range(1, 74)), "a word", "step 7"]
+    monkeypatch.setattr(demo, "start_daemon", lambda *_: Told())
+    monkeypatch.setattr(demo, "start_trainer", lambda *_: Told(*said))
+    monkeypatch.setattr(demo, "ckptd", lambda *_: SimpleNamespace(stdout=f"{tmp_path}\n"))
+    killed = demo.train_and_kill(demo.PLAYS[0], tmp_path, [])
+    assert (killed.after_step, killed.latest) == (73, tmp_path)
