@@ -18,6 +18,7 @@ import pytest
 import ckptd
 import jobs_ending
 from ckptd.errors import InvalidArgument, TimedOut
+from ckptd.proof import processes
 from ckptd.proof.ending import ending_in_order
 from ckptd.proof.own_process import keep_sockets_in
 from ckptd_daemon.cli import check_resume as command
@@ -48,7 +49,7 @@ def test_a_script_without_the_guard_is_refused_in_its_first_run_and_starts_no_ch
     )
     for line in ([sys.executable, "train.py"], [*CLI, "train.py:make_job", "--steps", "4"]):
         (tmp_path / "imported").write_text("")
-        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=55)
+        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=250)
         assert done.returncode in (1, 2) and done.stdout == ""
         assert "put the call below `if __name__ == '__main__':`" in done.stderr
         assert len((tmp_path / "imported").read_text()) <= 2
@@ -62,13 +63,16 @@ def test_a_check_within_a_check_is_a_wrong_argument(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_a_job_whose_fork_leaves_by_itself_is_exact() -> None:
-    assert ckptd.check_resume(jobs_ending.forks, steps=4, timeout_s=40).exact
+    assert ckptd.check_resume(jobs_ending.forks, steps=4, timeout_s=100).exact
 
 
 @pytest.mark.slow
-def test_a_thread_that_keeps_the_process_from_ending_is_said_with_its_stack() -> None:
+def test_a_thread_that_keeps_the_process_from_ending_is_said_with_its_stack(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "_GRACE_S", 6.0)  # for a busy machine to show it
     with pytest.raises(TimedOut) as caught:
-        ckptd.check_resume(jobs_ending.leaves_a_thread, steps=4, timeout_s=12)
+        ckptd.check_resume(jobs_ending.leaves_a_thread, steps=4, timeout_s=30)
     assert "did its steps, and then its process did not end in time" in str(caught.value)
     assert "a thread that isn't a daemon" in caught.value.todo
     (note,) = caught.value.__notes__
@@ -90,7 +94,7 @@ def test_the_workers_of_a_run_that_is_killed_leave_no_folders() -> None:
         kept = Path(temp) / "kept"
         done = subprocess.run(
             [*CLI, f"{TESTS / 'jobs_exact.py'}:with_workers", "--steps", "3", "--keep", str(kept)],
-            env=os.environ | {"TMPDIR": temp}, capture_output=True, text=True, timeout=55,
+            env=os.environ | {"TMPDIR": temp}, capture_output=True, text=True, timeout=250,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert [path.name for path in Path(temp).iterdir() if path.name.startswith(("pymp", "ckptd"))] == []
@@ -118,10 +122,10 @@ def test_a_script_that_is_ended_while_it_checks_leaves_nothing_and_dies_of_the_s
         [sys.executable, "-c", script], cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)}
     ) as checks:
         logs = lambda: list(tmp_path.glob("ckptd-check-*/uninterrupted.log"))  # noqa: E731
-        wait_until(lambda: any("going to sleep" in log.read_text() for log in logs()), timeout_s=60)
+        wait_until(lambda: any("going to sleep" in log.read_text() for log in logs()))
         pids = pids_in(logs()[0].read_text())
         checks.send_signal(signal.SIGTERM)
-        assert checks.wait(30) == -signal.SIGTERM
+        assert checks.wait(100) == -signal.SIGTERM
     wait_until(lambda: all(map(gone, pids)))
     assert list(tmp_path.glob("ckptd-*")) == []
 
@@ -163,5 +167,5 @@ def test_a_second_signal_does_not_cut_the_cleaning_short(as_before: None) -> Non
         "    try:\n        signal.raise_signal(signal.SIGTERM)\n"
         "    finally:\n        signal.raise_signal(signal.SIGTERM)\n        print('cleaned', flush=True)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
     assert (done.stdout, done.returncode) == ("cleaned\n", -signal.SIGTERM), done.stderr

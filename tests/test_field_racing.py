@@ -17,7 +17,7 @@ from ckptd_places import places
 
 __all__ = ["places"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.slow
 
 ROUNDS = 50  # of each of the two kinds
 

@@ -29,7 +29,7 @@ def trials(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.timeout(400)
 def test_killing_trainer_and_daemon_again_and_again_loses_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(TRIALS / "run.py"), "--only", "kills", "--minutes", "0.1",
+        [sys.executable, str(TRIALS / "run.py"), "--only", "kills", "--minutes", "0.1", "--seed", "2",
          "--report", str(tmp_path / "report"), "--folder", str(tmp_path)],
         capture_output=True, text=True, timeout=380, check=False,
     )  # fmt: skip

@@ -57,7 +57,7 @@ def test_a_daemon_started_during_a_hiccup_goes_on_from_the_head_when_it_is_over(
     ):
         ticket = client.snapshot(3, state_of(3))
         with pytest.warns(match="can't be told"):
-            client.wait(30)
+            client.wait(60)
         assert ticket.state == "failed"
         daemon.clear()
         client.snapshot(4, state_of(4)).wait("verified", timeout_s=30)
