@@ -19,6 +19,7 @@ from torch import nn
 
 import ckptd
 from ckptd.errors import CheckpointWarning, NoSpace, SaveFailed, UnstorableState
+from ckptd.link import session
 from ckptd.tensors import overlap
 from ckptd_places import private_places
 from fake_daemon import wait_until
@@ -61,7 +62,7 @@ class Served:
         self.run = ""
 
     def client(self, **options: Any) -> ckptd.Client:
-        how = {"daemon": "attach", "close_timeout_s": 20.0} | self.way.client | options
+        how = {"daemon": "attach", "close_timeout_s": 60.0} | self.way.client | options
         return ckptd.Client(self.root, run=self.run, **how)
 
     def stall(self, file: str = DATA) -> None:
@@ -111,7 +112,7 @@ def held(client: ckptd.Client, served: Served) -> int:
 
 
 def saved(ticket: ckptd.Ticket) -> Path:
-    path = ticket.wait("verified", timeout_s=30).path
+    path = ticket.wait("verified", timeout_s=60).path
     assert path is not None
     return path
 
@@ -296,7 +297,7 @@ def test_every_answer_while_it_writes_is_a_whole_one_and_never_none(served: Serv
         thread = threading.Thread(target=run)
         thread.start()
         for step in range(2, 12):
-            client.snapshot(step, weights(step)).wait(timeout_s=30)
+            client.snapshot(step, weights(step)).wait(timeout_s=60)
         done.set()
         thread.join()
     assert not failed, failed
@@ -358,10 +359,13 @@ def test_a_step_saved_again_is_a_second_whole_one_and_the_newer_one_wins(served:
         assert found is not None and found.path == second
 
 
-def test_a_second_client_of_the_run_is_refused_and_the_first_goes_on(served: Served) -> None:
+def test_a_second_client_of_the_run_is_refused_and_the_first_goes_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Field case 14."""
+    monkeypatch.setattr(session, "_LEAVING_CLIENT_S", 0.2)
     with served.client() as client:
         saved(client.snapshot(1, weights(1)))
         with pytest.raises(ckptd.RunTaken, match=served.run):
-            served.client(start_timeout_s=0.2)
+            served.client()
         assert_whole(saved(client.snapshot(2, weights(2))), 2)
