@@ -128,7 +128,7 @@ def test_all_threads_of_the_verifier_but_those_that_listen_and_start_others_have
     made: Made,
 ) -> None:
     """The two could not have it back."""
-    one = Verifier(made.root.path)
+    one = Verifier(made.root.path, scrub_every_s=1e6)
     one.start()
     try:
         wait_until(lambda: one.read_reports() or one.status()["watching"] == "events")

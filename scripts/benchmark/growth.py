@@ -160,5 +160,5 @@ def _next(
 def _mark(folder: Path, index: CheckpointIndex) -> Mark:
     return Mark(
         name=folder.name, sequence=index.sequence, index_sha256=index.index_sha256,
-        stat_signature=stat_signature(folder), how="direct",
+        stat_signature=stat_signature(folder), how="direct", verified_at=time.time(),
     )  # fmt: skip

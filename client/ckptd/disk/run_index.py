@@ -46,7 +46,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_un
         name, sequence, index_sha256: Which one.
         stat_signature: Of its folder when it was read (verification.stat_signature).
         how: How it was read: "direct", "dontneed" or "cached".
-        verified_at: Unix seconds; information only.
+        verified_at: When it was last read in full, in Unix seconds. Only the scrub goes by it, and takes a time that can't
+            be for none: then it is read again.
     """
 
     name: str

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-#: How long it reads at a stretch, and how many times as long it rests after that: an eighth of the disk's time at most.
+#: How long it reads at a stretch, and how many times as long it rests after that: it has an eighth of the disk's time, and
+#: where one piece takes longer than a stretch a quarter, for the next one is read ahead.
 STRETCH_S: Final = 0.1
 RESTS: Final = 7
 _LOOK_S: Final = 1.0  #: so often whoever waits looks whether it is still needed
