@@ -397,5 +397,6 @@ def test_queries_work_on_a_read_only_copy_that_no_writer_ever_used(
     before = tree(copy)
     for argv in (["list"], ["latest", "--run", "r"], ["verify", "--all"]):
         assert main.main([*argv, "--root", str(copy)]) == 0
+    assert main.main(["status", "--root", str(copy)]) == 5
     capsys.readouterr()
     assert tree(copy) == before

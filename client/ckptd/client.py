@@ -67,6 +67,7 @@ class Client:
         InvalidArgument: An argument that can't be right. Nothing was changed.
         BadRoot: The root can't be used.
         NoDaemon: None is there (daemon="attach"), or none can be started.
+        NoSpace: None can be started, because the disk is full.
         RunTaken: The run has a live client.
         RootLocked: With daemon="off", a daemon or another client writes to this root.
         TimedOut: A daemon is there and doesn't answer within start_timeout_s.

@@ -6,6 +6,8 @@ Its standard streams are its log's. Flags are in plain units; the command line p
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,11 +24,17 @@ def main(argv: Sequence[str]) -> int:
     try:
         return run_daemon(_settings(_parser().parse_args(argv)))
     except CkptdError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        _say(f"{type(error).__name__}: {error}\n")
         return error.exit_code
     except OSError as error:
-        sys.stderr.write(f"{error}\n")
+        _say(f"{error}\n")
         return NoSpace.exit_code if error.errno in NO_SPACE else 1
+
+
+def _say(line: str) -> None:
+    """Unbuffered: where there is no room for it in the log, the exit code still says it."""
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode("utf-8", "backslashreplace"))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -136,8 +136,10 @@ def replace_file(path: Path, chunks: Iterable[Chunk], *, sync: bool = True) -> i
     try:
         count = write_new(temp, chunks).bytes if sync else _write_unsynced(temp, chunks)
         os.replace(temp, path)
-    except BaseException:
+    except BaseException as error:
         unlink_quietly(temp)
+        if isinstance(error, OSError) and error.filename is None:  # a write knows no name
+            error.filename = str(path)
         raise
     if sync:
         fsync_dir(path.parent)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from ckptd.disk.rootdir import DaemonRecord, Root
-from ckptd.errors import CkptdError, NoDaemon, RootLocked, TimedOut
+from ckptd.disk.too_full import no_space
+from ckptd.errors import CkptdError, NoDaemon, NoSpace, RootLocked, TimedOut
 from ckptd.link.connection import connect
 
 __all__ = ["START_TIMEOUT_S", "DaemonStart", "start_daemon"]
@@ -48,6 +49,7 @@ def start_daemon(
 
     Raises:
         NoDaemon: It ended at once; `seen` has the end of its log.
+        NoSpace: It did, because the disk is full.
         RootLocked: Another process, which is no daemon that answers, holds the root's lock.
         TimedOut: Neither ready nor dead within the bound; it may still come up.
     """
@@ -76,6 +78,7 @@ class DaemonStart:
 
         Raises:
             NoDaemon: The process that was started has ended by an error of its own.
+            NoSpace: It has, because the disk is full.
         """
         record = DaemonRecord.read(self._root)
         if record is not None and record.alive():
@@ -127,6 +130,8 @@ class DaemonStart:
         if code in _ENDED_BY_OTHERS:  # which says nothing against the next one
             self._killed = signal.Signals(-code).name
             return
+        if code == NoSpace.exit_code:
+            raise no_space(self._root.path)
         # 0: it found nothing to do and left; 6: lost the race for the lock, whose holder is looked for next.
         if code not in (0, RootLocked.exit_code):
             raise NoDaemon(

@@ -17,7 +17,7 @@ from ckptd.disk.daemon_record import process_started
 from ckptd.disk.durable import is_taken
 from ckptd.disk.root_place import RootPlace
 from ckptd.disk.rootdir import DaemonRecord, Root
-from ckptd.errors import CkptdError, NoDaemon, RootMoved, RunTaken, TimedOut
+from ckptd.errors import CkptdError, NoDaemon, NoSpace, RootMoved, RunTaken, TimedOut
 from ckptd.link import wire
 from ckptd.link.autostart import DaemonStart
 from ckptd.link.connection import Connection, connect
@@ -92,6 +92,7 @@ class Session:
 
         Raises:
             NoDaemon: There is none (mode "attach"), or it can't be started.
+            NoSpace: It can't be started, because the disk is full.
             RunTaken: The run has a live client.
             RootLocked: Something that is no answering daemon holds the root's lock.
             TimedOut: A daemon lives and doesn't answer within the bound.
@@ -225,6 +226,8 @@ class Session:
         except (CkptdError, OSError) as error:
             self._start, self._start_failed = None, True
             self._not_before = time.monotonic() + _AGAIN_AFTER_FAILED_START_S
+            if isinstance(error, NoSpace) and self.epoch:  # to who saves it is one of the ways to have none
+                raise NoDaemon(error.what, where=error.where, seen=error.seen, todo=error.todo) from error
             if isinstance(error, CkptdError):
                 raise
             raise _out_of_reach(self._root, "a daemon can't be started", error) from error

@@ -68,7 +68,8 @@ class Logs:
             logger.setLevel(level)
             logger.propagate = propagate
         for handler in self._handlers:
-            handler.close()
+            with contextlib.suppress(OSError):  # what it couldn't write before it can't write now
+                handler.close()
         logging.raiseExceptions = self._raised
 
 
