@@ -12,10 +12,8 @@ from crash_trace import Trace
 
 UP: Final = "durable.fsync_dir < durable.sync_upwards < "
 ROOT_OPENED: Final = f"{UP}rootdir._make_service_dir < rootdir.open"
-RUN_MADE: Final = f"{UP}durable.make_dirs < durable.make_real_dir < catalogue.open < disk._catalogue"
-DECISIONS_MADE: Final = (
-    f"{UP}durable.make_dirs < durable.make_real_dir < decisions._write < decisions.write_birth"
-)
+RUN_MADE: Final = f"{UP}durable.make_real_dir < catalogue._open < catalogue.open"
+DECISIONS_MADE: Final = f"{UP}durable.make_real_dir < decisions._write < decisions.write_birth"
 
 #: Barriers without which no state breaks a promise, and why they are there all the same.
 REDUNDANT: Final = {
