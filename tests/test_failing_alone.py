@@ -9,7 +9,7 @@ import pytest
 
 import ckptd
 from ckptd.disk import own_leftovers
-from ckptd.errors import SaveFailed
+from ckptd.errors import ReadFailed, SaveFailed
 from ckptd.link import inline_writer
 from failing_alone import WRITERS, state_of, tell_alone
 from nth_call import KINDS
@@ -59,6 +59,17 @@ def test_save_without_memory_for_the_copy_is_a_typed_error(
     with pytest.raises(SaveFailed, match="no memory for the copy of the state"):
         ckptd.save(tmp_path / "made", state_of(1), step=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_cant_be_looked_at_now_is_a_typed_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = ckptd.save(tmp_path / "made", state_of(1), step=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_file", no_memory)
+        with pytest.raises(ReadFailed, match="Cannot allocate memory"):
+            ckptd.load(made)
+    assert ckptd.load(made)["counter"] == 1
 
 
 def test_a_file_that_could_not_be_removed_goes_with_the_next_save_there(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from ckptd.disk.checkpoint_reader import CheckpointReader
-from ckptd.disk.folder_files import open_folder, read_small_file
+from ckptd.disk.entry import reading
+from ckptd.disk.folder_files import close_all, open_folder, read_small_file
 from ckptd.disk.next_valid import with_advice
 from ckptd.disk.reader import Reader
 from ckptd.disk.wrong_path import refuse_wrong_path
@@ -98,8 +99,10 @@ def _opened(
 ) -> Iterator[Loaded]:  # fmt: skip
     if isinstance(only, str):
         raise InvalidArgument("not a list of components", where="only", seen=repr(only), wanted=f"[{only!r}]")
-    refuse_wrong_path(path)
-    if _is_v1(Path(path)):
+    with reading(os.fspath(path)):
+        refuse_wrong_path(path)
+        is_v1 = _is_v1(Path(path))
+    if is_v1:
         yield _load_v1(path, device, only, absent_ok)
         return
     with CheckpointReader(os.fspath(path), only=only) as reader:
@@ -156,7 +159,7 @@ def _is_v1(path: Path) -> bool:
     except (OSError, CorruptCheckpoint):
         return False
     finally:
-        os.close(folder)
+        close_all([folder])
 
 
 def _load_v1(
