@@ -14,10 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 
 import ckptd
 from ckptd_places import daemon_of, places
+from dead_workers import deaf_to_children
 from round_trip import LAYOUT_IDS, LAYOUTS, same
 from test_capture import VALUES
 
-__all__ = ["places"]
+__all__ = ["deaf_to_children", "places"]
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,7 @@ def test_every_odd_key_and_value_comes_back_exactly_by_load_and_by_restore(
     """Field case 27: in value and type, through the slot, the daemon and the disk."""
     state = {"values": VALUES, "tensors": {name: torch.ones(2) for name in ("a.b", "a/b", "../x", "k" * 300)}}
     with ckptd.Client(root, sharding=sharding) as client:
-        path = client.snapshot(1, state).wait("verified", timeout_s=30).path
+        path = client.snapshot(1, state).wait("verified", timeout_s=60).path
         assert path is not None
         assert same(ckptd.load(path)["values"], VALUES)
         live: dict[str, Any] = {"values": {}, "tensors": {name: torch.zeros(2) for name in state["tensors"]}}
@@ -50,6 +51,7 @@ class Numbers(Dataset[torch.Tensor]):
         return torch.tensor(float(index))
 
 
+@pytest.mark.usefixtures("deaf_to_children")
 @pytest.mark.parametrize("killed", [False, True], ids=["ends by itself", "killed"])
 def test_the_end_of_dataloader_workers_harms_neither_client_nor_daemon(root: Path, killed: bool) -> None:
     """Field case 36: workers forked from an open client, with a snapshot in flight, end or are killed."""
@@ -69,7 +71,7 @@ def test_the_end_of_dataloader_workers_harms_neither_client_nor_daemon(root: Pat
                 with pytest.raises(RuntimeError, match="worker"):
                     list(batches)
             del batches  # ends the workers
-            client.snapshot(10 * epoch + 9, state).wait("verified", timeout_s=30)
+            client.snapshot(10 * epoch + 9, state).wait("verified", timeout_s=60)
         assert client.drain(30, verified=True) == 0
         assert daemon_of(root) == daemon
         found = client.latest()
