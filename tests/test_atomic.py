@@ -29,6 +29,7 @@ def test_a_failed_sync_leaves_the_old_file_and_no_temporary_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ckptd.atomic_save(1, tmp_path / "x.pt")
+    ckptd.atomic_write_json(tmp_path / "x.json", 1)
 
     def fail(fd: int) -> None:
         raise OSError(5, "I/O error")
@@ -36,9 +37,12 @@ def test_a_failed_sync_leaves_the_old_file_and_no_temporary_one(
     monkeypatch.setattr(durable.os, "fsync", fail)
     with pytest.raises(OSError):
         ckptd.atomic_save(2, tmp_path / "x.pt")
+    with pytest.raises(OSError):
+        ckptd.atomic_write_json(tmp_path / "x.json", 2)
     monkeypatch.undo()
     assert torch.load(tmp_path / "x.pt", weights_only=True) == 1
-    assert os.listdir(tmp_path) == ["x.pt"]
+    assert (tmp_path / "x.json").read_text() == "1\n"
+    assert sorted(os.listdir(tmp_path)) == ["x.json", "x.pt"]
 
 
 def test_the_mode_follows_the_umask(tmp_path: Path) -> None:
