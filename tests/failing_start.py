@@ -98,7 +98,7 @@ class Starts:
     def _ended(self, daemon: subprocess.Popen[str], how: str) -> Iterator[str]:
         """It said why in one line, and left with the code for that."""
         said = _last_words(daemon)
-        if not said or "\n" in said or os.strerror(getattr(errno, how)) not in said:
+        if not said or "\n" in said or os.strerror(getattr(errno, how, 0)) not in said:
             yield f"it ended with {daemon.returncode}, and said {said!r}"
         named = getattr(errors, said.partition(":")[0], None)
         other = NoSpace.exit_code if how in _NO_SPACE else 1

@@ -1,4 +1,4 @@
-"""What is done to processes: SIGKILL, SIGSTOP for a while, storms of SIGTERM."""
+"""What is done to processes: SIGKILL, SIGSTOP for a while, storms of SIGTERM, no memory left."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+import out_of_memory
 from victims import PATIENCE_S, Daemon, Trainers, wait_gone
 
 from ckptd.disk.rootdir import DaemonRecord
 
 _MOST_STOPPED_S: Final = 1.5
+_LEFT_BYTES: Final = (0, 2**18, 2**20, 2**22)  #: to who is starved
 
 
 @dataclass
@@ -125,6 +127,19 @@ def _storm_daemon(victims: Victims) -> None:
         wait_gone(record)
 
 
+def _starve_daemon(victims: Victims) -> None:
+    if (record := victims.daemon.record()) is not None:
+        out_of_memory.starve(record.pid, victims.random.choice(_LEFT_BYTES), PATIENCE_S)
+        wait_gone(record)
+
+
+def _starve_trainer(victims: Victims) -> None:
+    current = victims.trainers.current
+    if current is not None:
+        out_of_memory.starve(current.pid, victims.random.choice(_LEFT_BYTES), PATIENCE_S)
+        current.wait(PATIENCE_S)
+
+
 #: By name; the first three are what the summary must have.
 BLOWS: Final[dict[str, Callable[[Victims], None]]] = {
     "SIGKILL of trainer": _kill_trainer,
@@ -137,3 +152,5 @@ BLOWS: Final[dict[str, Callable[[Victims], None]]] = {
     "SIGTERMs to daemon": _storm_daemon,
     "SIGTERMs to trainer": _storm_trainer,
 }
+if not out_of_memory.why_not():
+    BLOWS |= {"OOM kill of daemon": _starve_daemon, "OOM kill of trainer": _starve_trainer}

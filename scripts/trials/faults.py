@@ -1,7 +1,8 @@
 """Every call of the system fails, with every error it can really end with: once and for a while, in every process.
 
-First in this process, story by story, until a whole round meets no fault; then in a real daemon, its verifier and a
-trainer; below Python, by strace; and on real file systems that are full, or cut off before each call.
+First in this process, story by story, until a whole round meets no fault; while a process saves without a daemon; while
+a real daemon starts; then in one that serves, its verifier and a trainer; below Python, by strace; and on real file
+systems that are full, or cut off before each call.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -23,14 +24,17 @@ import pytest
 from part import Deadline, Findings, Part, say
 
 from ckptd_places import daemon_of
+from failing_alone import WRITERS, tell_alone
 from failing_daemon import Trainer, trainer_of
+from failing_start import Starts
 from failing_stories import STORIES, tell
 from kept_promises import KEEP
 from nth_call import KINDS
 from real_disk_stories import cut_at_each_change, while_short
 from real_disks import ERROR, FLUSHES, disk
 
-_SHARES: Final = (0.4, 0.35, 0.1, 0.15)  #: of the time: this process, real processes, strace, real disks
+#: Of the time: a daemon's disk in this process, no daemon, starts, real processes, strace, real disks.
+_SHARES: Final = (0.3, 0.1, 0.1, 0.25, 0.1, 0.15)
 #: When a call of whom fails; a start that fails is tried again after half a minute, so it isn't among them.
 _WHEN: Final = (
     ("serving", "daemon"),
@@ -38,6 +42,16 @@ _WHEN: Final = (
     ("attaching", "client"),
     ("attaching", "daemon"),
 )
+#: About how many calls of a kind a start makes, where it makes many.
+_CALLS_OF_A_START: Final = {
+    "open": 60,
+    "stat": 120,
+    "close": 60,
+    "list": 12,
+    "change": 25,
+    "write": 8,
+    "mkdir": 12,
+}
 #: For strace: system calls below Python, and what they are made to say.
 _BELOW: Final = (
     ("fsync", "EIO"), ("fsync", "EINTR"), ("openat", "EMFILE"), ("openat", "EINTR"), ("write", "EINTR"),
@@ -52,7 +66,9 @@ def run(minutes: float, seed: int, folder: Path, findings: Findings) -> None:
     logging.disable(logging.CRITICAL)
     began = time.monotonic()
     for part, until in zip(
-        (_in_this_process, _in_real_processes, _below_python, _on_real_disks), _cumulated(), strict=True
+        (_in_this_process, _without_a_daemon, _at_a_start, _in_real_processes, _below_python, _on_real_disks),
+        _cumulated(),
+        strict=True,
     ):
         left = Deadline(max(0.0, minutes * until - (time.monotonic() - began) / 60))
         try:
@@ -71,14 +87,7 @@ def _cumulated() -> Iterator[float]:
 
 def _in_this_process(findings: Findings, chance: random.Random, folder: Path, left: Deadline) -> None:
     """All of it in a random order; with too little time every so many-th call, from a random one on."""
-    sweeps = [
-        (name, kind, how, lasting)
-        for name in STORIES
-        for kind, hows in KINDS.items()
-        for how in hows
-        for lasting in (False, True)
-    ]
-    chance.shuffle(sweeps)
+    sweeps = _shuffled(STORIES, chance)
     for number, (name, kind, how, lasting) in enumerate(sweeps):
         if left.over():
             findings.not_tried["sweeps in this process"] = (
@@ -87,6 +96,19 @@ def _in_this_process(findings: Findings, chance: random.Random, folder: Path, le
             return
         every = chance.choice((1, 2, 3))
         _sweep(findings, name, (kind, how), lasting, (chance.randint(1, every), every), left)
+
+
+def _shuffled(names: Iterable[str], chance: random.Random) -> list[tuple[str, str, str, bool]]:
+    """Each story with each kind of call and each of its errors, once and lasting."""
+    sweeps = [
+        (name, kind, how, lasting)
+        for name in names
+        for kind, hows in KINDS.items()
+        for how in hows
+        for lasting in (False, True)
+    ]
+    chance.shuffle(sweeps)
+    return sweeps
 
 
 def _sweep(
@@ -113,6 +135,45 @@ def _sweep(
                 break
     finally:
         shutil.rmtree(memory, ignore_errors=True)
+
+
+def _without_a_daemon(findings: Findings, chance: random.Random, folder: Path, left: Deadline) -> None:
+    sweeps = _shuffled(WRITERS, chance)
+    for number, (name, kind, how, lasting) in enumerate(sweeps):
+        if left.over():
+            findings.not_tried["sweeps without a daemon"] = (
+                f"{len(sweeps) - number} of {len(sweeps)}: no time left"
+            )
+            return
+        every = chance.choice((1, 5, 13))
+        with tempfile.TemporaryDirectory(prefix="faults-", dir=os.environ["CKPTD_SHM_DIR"]) as memory:
+            for told in tell_alone(
+                WRITERS[name], kind, lambda _, how=how: how, Path(memory), lasting=lasting,
+                first=chance.randint(1, every), every=every,
+            ):  # fmt: skip
+                findings.tried[f"{kind} failed in {name}"] += told.met > 0
+                for wrong in told.wrong:
+                    lasts = " and all after it" if lasting else ""
+                    findings.fault(f"{name}: call {told.number}{lasts} of {kind} says {how}: {wrong}")
+                if left.over():
+                    break
+
+
+def _at_a_start(findings: Findings, chance: random.Random, folder: Path, left: Deadline) -> None:
+    """In turn of a root that isn't there yet and of one that has checkpoints."""
+    own = Path(tempfile.mkdtemp(dir=folder))
+    starts, rounds = Starts(own / "root", own / "orders"), 0
+    while not left.over():
+        rounds += 1
+        if rounds % 2:
+            starts = Starts(own / f"made-{rounds}" / "fresh" / "root", own / "orders")
+        kind = chance.choice(list(KINDS))
+        how, lasting = chance.choice(KINDS[kind]), chance.random() < 0.5
+        number = chance.randint(1, _CALLS_OF_A_START.get(kind, 6))
+        told = starts.round(kind, number, how, lasting=lasting)
+        findings.tried[f"{kind} failed in a daemon that starts"] += told.met > 0
+        for wrong in told.wrong:
+            findings.fault(f"start: call {number} of {kind} says {how} (lasting: {lasting}): {wrong}")
 
 
 def _in_real_processes(findings: Findings, chance: random.Random, folder: Path, left: Deadline) -> None:

@@ -1,4 +1,4 @@
-"""SIGKILL, SIGSTOP and SIGTERM of trainer, daemon and verifier at random moments. checks.py says what must hold then."""
+"""SIGKILL, SIGSTOP, SIGTERM and OOM kills of trainer, daemon and verifier. checks.py says what must hold then."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import checks
 import evidence
+import out_of_memory
 from blows import BLOWS, Victims
 from part import Deadline, Findings, Part, say
 from victims import PATIENCE_S, Broken, Daemon, Trainers
@@ -24,7 +25,7 @@ RUN = "torture"
 KEEP_LAST = 1_000_000  # retention must not be the reason that something is missing
 AIM_S = 3.0
 LEFT_TO_CHANCE = 50  # so many kills have hit a write, a copy and what waits, too
-_ENDS_DAEMON = ("SIGKILL of daemon", "SIGKILL of both")
+_ENDS_DAEMON = ("SIGKILL of daemon", "SIGKILL of both", "OOM kill of daemon")
 #: How trainers' clients are set, besides the defaults.
 SETTINGS: Final[tuple[dict[str, Any], ...]] = (
     {}, {"slots": 1}, {"overlap": True}, {"transport": "stream"}, {"daemon": "attach"},
@@ -226,9 +227,8 @@ def torture_until(
 ) -> None:
     """Rounds until over(how many blows were dealt); then everything is looked at."""
     torture, counts = Torture(work, seed, aim), dict[str, int]()
-    findings.not_tried["an OOM kill by a memory cgroup"] = (
-        "no cgroup is made here; what it does is a SIGKILL of one process, which is tried"
-    )
+    if why_not := out_of_memory.why_not():
+        findings.not_tried["an OOM kill by a memory cgroup"] = why_not
     try:
         torture.begin()
         while not over(torture.struck):
