@@ -321,3 +321,19 @@ def test_a_slot_with_an_unsaved_snapshot_stays_mapped_when_it_is_listed_no_more(
     assert mine not in slots
     assert mine.data[0] == 7
     mine.close()
+
+
+def test_what_was_written_and_lost_its_slot_before_anybody_heard_of_it_is_in_no_slot(tmp_path: Path) -> None:
+    """Its slot is free again, and somebody has removed the file: it is given up when a free one is looked for."""
+    made = Slot.create(tmp_path / f"slot-{CLIENT}-0-00000000", 64 * 1024)
+    slots = SlotSet(CLIENT, "default")
+    slots.update(str(tmp_path), [wire.SlotInfo(name=made.name, bytes=made.capacity)])
+    (slot,) = slots
+    staged = stage(Outbox(CLIENT, tmp_path, Failures("warn", 60.0)), slot)
+    assert staged.in_slot()
+    made.mark_writing(1)
+    made.release()
+    made.path.unlink()
+    assert slots.find_free(made.capacity) is None
+    assert slot.closed and not staged.in_slot()
+    made.close()

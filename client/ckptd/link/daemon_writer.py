@@ -64,7 +64,7 @@ class DaemonWriter:
         self._beside = BesideTraining(self.lock, self._link, failures)
         self._search = SlotSearch(self._link, start_timeout_s=start_timeout_s, gives_way=gives_way)
         self._disk_at = 0.0
-        self._abandoned = False
+        self._over = ""  # why this client does nothing any more
 
     def open(self) -> None:
         """Attach for the first time; raises what Session.open raises."""
@@ -140,9 +140,10 @@ class DaemonWriter:
             self._link.skipped(ticket.step)
 
     def look(self) -> None:
-        """Take in what has arrived, attach again if need be; waits for next to nothing."""
+        """Take in what has arrived, attach again if need be; waits for next to nothing. Not once it is closed: a look
+        at a ticket would take the run from the next client of this process."""
         with self.lock:
-            if not self._abandoned:
+            if not self._over:
                 self._link.look(0.0)
 
     # --- waiting ---------------------------------------------------------------------------------
@@ -243,27 +244,27 @@ class DaemonWriter:
                 self._link.outbox.give_up(error)
                 self._link.inherited.give_up(error)
             self._link.detach(min(ANSWER_S, max(0.5, deadline - time.monotonic())))
+            self._over = "the client is closed"
             self._link.close()
 
     def abandon(self) -> None:
         """In a forked child all of this is the parent's; a lock held at the fork would be held for ever."""
-        self.lock, self._abandoned = threading.RLock(), True
+        self.lock, self._over = threading.RLock(), "the client belongs to the parent of this forked process"
         self._beside.forget()
 
     def _wait(
         self, done: Callable[[], bool], timeout_s: float, what: str, no_daemon_s: float | None = None, *,
         proof_of: int = 0,
     ) -> None:  # fmt: skip
-        if self._abandoned:
-            raise ClientClosed("the client belongs to the parent of this forked process", todo="wait there")
         started = time.monotonic()
         # The lock is free between two looks: another thread's call waits for one slice at most.
         while True:
             self._beside.finish(max(0.0, started + timeout_s - time.monotonic()))
             with self.lock:
-                self._link.hurry(proof_of)
-                self._link.inherited.ask(self._link.session)
-                self._link.look(max(0.0, min(_SLICE_S, started + timeout_s - time.monotonic())))
+                if not self._over:
+                    self._link.hurry(proof_of)
+                    self._link.inherited.ask(self._link.session)
+                    self._link.look(max(0.0, min(_SLICE_S, started + timeout_s - time.monotonic())))
                 if done():
                     return
                 self._check_wait(started, timeout_s, what, no_daemon_s)
@@ -272,6 +273,8 @@ class DaemonWriter:
         return not self._link.outbox and not self._beside and not self._link.inherited
 
     def _check_wait(self, started: float, timeout_s: float, what: str, no_daemon_s: float | None) -> None:
+        if self._over:
+            raise ClientClosed(self._over, todo="wait where and while it is open; see: ckptd list")
         link, now = self._link, time.monotonic()
         if now - max(started, link.session.last_heard, link.asked_at) > _SILENCE_S:
             link.ask_again()

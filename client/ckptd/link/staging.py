@@ -80,6 +80,8 @@ class Staged:
 
     def in_slot(self, *states: SlotState) -> bool:
         """Whether the slot still holds this snapshot in one of these states (default: sealed, writing)."""
+        if self.slot.closed:
+            return False  # it was free, and somebody had removed its file
         try:
             header = self.slot.header()
         except ProtocolError:

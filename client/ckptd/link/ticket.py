@@ -71,7 +71,7 @@ class Ticket:
 
     @property
     def state(self) -> TicketState:
-        """The newest state known, after taking in what the daemon has sent meanwhile.
+        """The newest state known, after taking in what the daemon has sent meanwhile, as long as the client is open.
 
         copying (only with overlap=True: it dies with this process), staged (in a slot; see `sequence`), writing, committed
         (durable on disk), verified (re-read, every hash equal); corrupt, failed; superseded (it gave its slot up
@@ -108,6 +108,8 @@ class Ticket:
             OutcomeUnknown: The daemon was lost, and the one that answers now doesn't know this snapshot.
             NoSpace, SaveFailed: It was not saved.
             CorruptCheckpoint: It was committed, and its bytes on disk are wrong.
+            CheckpointGone: It was committed, and removed by hand before it could be verified.
+            ClientClosed: The client is closed, and hadn't heard of it by then.
         """
         if state not in ("staged", "committed", "verified"):
             raise InvalidArgument(

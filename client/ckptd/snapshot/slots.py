@@ -262,6 +262,10 @@ class Slot:
             self._all.release()
             self._mapping.close()
 
+    @property
+    def closed(self) -> bool:
+        return self._mapping.closed
+
     # --- inside ----------------------------------------------------------------------------------
 
     def _change(self, change: Callable[[SlotHeader], SlotHeader], *states: SlotState) -> SlotHeader:
