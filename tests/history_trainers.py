@@ -27,6 +27,7 @@ import torch
 import ckptd
 from ckptd.errors import (
     CheckpointGone,
+    ClientClosed,
     CorruptCheckpoint,
     NoDaemon,
     NoSpace,
@@ -171,8 +172,8 @@ class Trainer(threading.Thread):
             ticket, _ = self._chance.choice(list(self._pending.values()))
             try:
                 ticket.wait(self._chance.choice(("committed", "verified")), timeout_s=30.0)
-            except _EXPECTED:
-                return  # what became of it is asked of the ticket
+            except (*_EXPECTED, ClientClosed):
+                return  # what became of it is asked of the ticket, also of an earlier client's
 
     def _listen(self) -> None:
         """Log what is known of each snapshot now, if that is something new."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import random
@@ -17,17 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 import ckptd
 from ckptd.disk.rootdir import process_started
 from ckptd.errors import CkptdError
 from ckptd_places import daemon_of
 from fake_daemon import wait_until
+from history_disk import flip, listed
 from obstructed_daemon import ObstructedDaemon, obstructed_daemon
 
 RUNS: Final = ("a", "b", "c")
 KEEP_LAST: Final = 3
+_MOST_LOGGED: Final = 4000
 _TROUBLES: Final = (
     ("write", "EIO"),
     ("write", "ENOSPC"),
@@ -103,8 +102,8 @@ class World:
         self._start_trainers()
         wait_until(lambda: self.told("committed") > 0, timeout_s=180)
         chances = {
-            self._ask_latest: 30, self._list: 20, self._kill_trainer: 2, self._kill_daemon: 2, self._end_daemon: 1,
-            self._trouble: 3, self._damage: 1, self._delete: 1, self._start_daemon: 5, self._pause: 60,
+            self._ask_latest: 24, self._list: 12, self._kill_trainer: 4, self._kill_daemon: 4, self._end_daemon: 2,
+            self._trouble: 5, self._damage: 2, self._delete: 2, self._start_daemon: 5, self._pause: 40,
         }  # fmt: skip
         for _ in range(deeds):
             self._deeds += 1
@@ -125,7 +124,7 @@ class World:
         self._end_daemon()
         wait_until(lambda: daemon_of(self.root) is None)
         for run in RUNS:
-            self._note("final", time.monotonic(), [run], checkpoints=_listed(self.root / run, whole=True))
+            self._note("final", time.monotonic(), [run], checkpoints=listed(self.root / run, whole=True))
         return self._events + [
             json.loads(line)
             for path in sorted(self._logs.glob("trainer-*"))
@@ -210,7 +209,7 @@ class World:
     def _hit(self, what: str) -> None:
         """Only where others are left: a run without any valid one is over."""
         run = self._chance.choice(RUNS)
-        found = _listed(self.root / run)
+        found = listed(self.root / run)
         if len(found) < KEEP_LAST:
             return
         victim = self._chance.choice([*found, max(found, key=lambda each: each["sequence"])])
@@ -221,7 +220,7 @@ class World:
             if what == "delete":
                 shutil.rmtree(path)
             else:
-                _flip(self._chance.choice([*sorted(path.glob("*.pt")), path / "index.json"]), self._chance)
+                flip(self._chance.choice([*sorted(path.glob("*.pt")), path / "index.json"]), self._chance)
             done = True
             self.done[what] += 1
         self._note("hit", call, [run], identity=victim["identity"], what=what, done=done)
@@ -234,7 +233,16 @@ class World:
         self._hit("delete")
 
     def _pause(self) -> None:
-        time.sleep(self._chance.random() * 0.05)
+        """Until the trainers have got on: on a busy machine as far as on an idle one."""
+        wanted, ends = self._logged() + self._chance.randrange(_MOST_LOGGED), time.monotonic() + 20
+        while (
+            self._logged() < wanted and time.monotonic() < ends and any(one.lives() for one in self._trainers)
+        ):
+            time.sleep(0.005)
+
+    def _logged(self) -> int:
+        """How much the trainers have logged, in bytes."""
+        return sum(path.stat().st_size for path in self._logs.glob("trainer-*"))
 
     # --- what is seen -------------------------------------------------------------------------------
 
@@ -254,53 +262,4 @@ class World:
     def _list(self) -> None:
         run = self._chance.choice(RUNS)
         call = time.monotonic()
-        self._note("listing", call, [run], checkpoints=_listed(self.root / run))
-
-
-def _listed(run_dir: Path, *, whole: bool = False) -> list[dict[str, Any]]:
-    """The checkpoints there, by their indexes alone; whole: with their contents, and whether every hash is right."""
-    found = []
-    for folder in sorted(run_dir.glob("step-*")):
-        try:
-            index = json.loads((folder / "index.json").read_bytes())
-        except (OSError, ValueError):
-            continue  # it went meanwhile, or somebody damaged it
-        if not _is_sealed(index):
-            continue
-        found.append(
-            {
-                "name": folder.name, "sequence": index["sequence"], "client": index["client_id"],
-                "snapshot": index["snapshot"], "identity": int(index["metrics"]["identity"]), "step": index["step"],
-            } | (_contents(folder, index) if whole else {})
-        )  # fmt: skip
-    return found
-
-
-def _is_sealed(index: dict[str, Any]) -> bool:
-    """Whether the index says what it said when it was written."""
-    rest = {key: value for key, value in index.items() if key != "index_sha256"}
-    text = json.dumps(rest, sort_keys=True, indent=2) + "\n"
-    return hashlib.sha256(text.encode()).hexdigest() == index.get("index_sha256")
-
-
-def _contents(folder: Path, index: dict[str, Any]) -> dict[str, Any]:
-    """Every number in its tensors, and whether each file has its hash."""
-    whole, numbers = True, set[int]()
-    for shard in index["shards"]:
-        data = (folder / shard["path"]).read_bytes()
-        if hashlib.sha256(data).hexdigest() != shard["sha256"]:
-            whole = False
-            continue
-        payload = torch.load(folder / shard["path"], weights_only=True)
-        tensors = payload["tensors"] if "tensors" in payload else payload["model"]
-        numbers.update(int(value) for tensor in tensors.values() for value in tensor.unique().tolist())
-    return {"whole": whole, "contents": sorted(numbers)}
-
-
-def _flip(path: Path, chance: random.Random) -> None:
-    with path.open("r+b") as file:
-        at = chance.randrange(path.stat().st_size)
-        file.seek(at)
-        byte = file.read(1)[0]
-        file.seek(at)
-        file.write(bytes([byte ^ 1 << chance.randrange(8)]))
+        self._note("listing", call, [run], checkpoints=listed(self.root / run))
