@@ -144,7 +144,6 @@ def test_workers_go_on_without_fetching_again(kind: str) -> None:
 
 @pytest.mark.parametrize("prefetch", [1, 4])
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_any_number_of_workers_and_prefetching_goes_on_at_every_batch(workers: int, prefetch: int) -> None:
     assert_exact(
         lambda: loader(shuffle=True, num_workers=workers, prefetch_factor=prefetch),
