@@ -11,11 +11,13 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ckptd as library
 from ckptd.disk.rootdir import Root
+from ckptd_daemon.cli import status
 from live_daemon import ckptd, detached, end, files_of_run, foreground, record_of, wait_until
 from made_series import flip_byte
 from told_signals import stop
@@ -127,8 +129,9 @@ def test_status_shows_the_daemon_its_clients_and_their_newest_checkpoints(root: 
 
 
 def test_status_shows_how_files_are_written_how_fast_they_may_and_whether_somebody_waits(root: Path) -> None:
-    with detached(root, "--max-write-rate", "2MB"):
+    with detached(root, "--max-write-rate", "2MB", "--scrub-every", "0"):
         done = ckptd("status", "--root", root)
+        assert "scrub\tnever\n" in done.stdout
         assert re.search(r"^writing\t(direct|early|plain).*\tat most 1\.9 MiB/s$", done.stdout, re.M)
         with library.Client(root=root, daemon="attach") as client:
             ticket = client.snapshot(1, {"model": {"w": torch.zeros(10 * 2**18)}})
@@ -145,10 +148,29 @@ def test_status_shows_how_files_are_written_how_fast_they_may_and_whether_somebo
     )
 
 
-def test_a_rate_that_can_not_be_is_refused_before_anything_is_touched(root: Path) -> None:
-    for rate in ("fast", "10kB", "-1"):
-        assert ckptd("start", "--detach", f"--max-write-rate={rate}", "--root", root).returncode == 2
+def test_a_rate_or_period_that_can_not_be_is_refused_before_anything_is_touched(root: Path) -> None:
+    for flag, values in (("max-write-rate", ("fast", "10kB", "-1")), ("scrub-every", ("30m", "0.5s"))):
+        for value in values:
+            assert ckptd("start", "--detach", f"--{flag}={value}", "--root", root).returncode == 2
     assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({}, "every 7d00h"),
+        ({"due": 3, "late": 2}, "every 7d00h\t9 checkpoints\t3 due, 2 of them late\tnext in 1h00m"),
+        ({"reading": "r/x", "read_bytes": 2**20}, "9 checkpoints\treading r/x, 1.0 MiB so far\n"),
+        ({"reading": "r/x", "read_bytes": 0, "gives_way": True}, "so far, waits for writes\n"),
+        ({"oldest_s": 0.0, "next_s": None}, "9 checkpoints, all read since 20"),
+        ({"found": 1, "last_found": "r/x: \033y"}, "\t1 found corrupt, last r/x: \\x1by\n"),
+        ({"unread": 1, "last_unread": "EIO"}, "\t1 can't be read: EIO\n"),
+    ],
+)
+def test_status_says_what_the_scrub_does_and_has_found(more: dict[str, Any], says: str) -> None:
+    known = {"checkpoints": 9, "due": 0, "late": 0, "oldest_s": None, "next_s": 3600.0} if more else {}
+    shown = status._scrub_line({"every_s": 7 * 86_400} | known | more)
+    assert shown.startswith("scrub\tevery 7d00h") and says in shown
 
 
 def test_status_after_a_restart_still_knows_the_newest_checkpoints(root: Path) -> None:

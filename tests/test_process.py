@@ -54,6 +54,20 @@ def test_a_rate_given_is_written_to_the_settings_and_zero_takes_it_out(tmp_path:
     assert read_settings(tmp_path).max_write_rate is None
 
 
+def test_a_period_of_the_scrub_is_written_to_the_settings_and_zero_stays_there_as_never(
+    tmp_path: Path,
+) -> None:
+    root = Root.open(tmp_path, create=True)
+    assert DaemonSettings(root=tmp_path).into_file(root).scrub_every_s is None
+    asked = _settings(_parser().parse_args(["--root", str(tmp_path), "--scrub-every-s", "86400"]))
+    assert asked.into_file(root).scrub_every_s == 86_400
+    assert DaemonSettings(root=tmp_path).into_file(root) == read_settings(tmp_path)
+    DaemonSettings(root=tmp_path, scrub_every_s=0).into_file(root)
+    assert read_settings(tmp_path).scrub_every_s == 0
+    with pytest.raises(InvalidArgument, match="scrub_every_s"):
+        DaemonSettings(root=tmp_path, scrub_every_s=60)
+
+
 @pytest.mark.parametrize("rate", [1, -1])
 def test_a_rate_at_which_nothing_would_ever_be_done_is_refused(rate: int) -> None:
     with pytest.raises(InvalidArgument, match="max_write_rate"):

@@ -37,7 +37,7 @@ def test_what_is_written_is_read_back_equal(tmp_path: Path) -> None:
     settings_path(tmp_path).parent.mkdir()
     settings = Settings(
         policy=LOSS, runs={"gpt": RetentionPolicy(keep_last=1), "a.b-c": LOSS},
-        budget=Budget(max_client_bytes=5 * 10**9), max_write_rate=50_000_000,
+        budget=Budget(max_client_bytes=5 * 10**9), max_write_rate=50_000_000, scrub_every_s=0,
     )  # fmt: skip
     write_settings(tmp_path, settings)
     assert read_settings(tmp_path) == settings
@@ -80,6 +80,10 @@ def test_a_run_keeps_its_metric_through_a_round_trip_when_the_general_policy_has
         ("[writing]\nrate = 3\n", "writing.rate"),
         ("[writing]\nmax_write_rate = 999_999\n", "[writing] max_write_rate"),
         ("[writing]\nmax_write_rate = '5MB'\n", "[writing] max_write_rate"),
+        ("[scrub]\nevery = 3600\n", "scrub.every"),
+        ("[scrub]\nevery_s = 3599\n", "[scrub] every_s"),
+        ("[scrub]\nevery_s = '7d'\n", "[scrub] every_s"),
+        ("scrub = 0\n", "not a table"),
         ("keep_last = = 3", "not a TOML file"),
         ("\udcff", "not a TOML file"),
     ],
