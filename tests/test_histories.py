@@ -14,7 +14,7 @@ from history_world import World
 
 __all__ = ["places"]
 
-SEED = 7
+SEED = 169  # some of every deed: also troubles, before a daemon is killed whose disk they can be of
 
 
 @pytest.fixture
