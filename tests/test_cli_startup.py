@@ -1,4 +1,4 @@
-"""The queries people put into prompts and scripts start quickly: no torch, no numpy, well under 200 ms."""
+"""The queries people put into prompts and scripts start quickly: no torch, no numpy, little more than Python itself."""
 
 from __future__ import annotations
 
@@ -36,16 +36,23 @@ def test_a_query_loads_no_heavy_module(root: Path, query: list[str]) -> None:
     assert done.returncode in (0, 5), done.stderr
 
 
+#: What each of them takes of the standard library, and msgspec: on a busy machine that takes longer in the same measure.
+STANDARD = "import argparse, dataclasses, hashlib, json, logging, pathlib, subprocess, tempfile, msgspec"
+
+
+def processor_seconds(*arguments: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *arguments], capture_output=True, timeout=250, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query[0])
-def test_a_query_takes_well_under_200_ms(root: Path, query: list[str]) -> None:
-    # Of the processor, the best of several: on an idle machine it is the same, on a busy one it stays so.
-    command = [sys.executable, "-m", "ckptd_daemon.cli.main", *query, "--root", str(root)]
-
-    def processor_seconds() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, capture_output=True, timeout=250, check=False)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    assert min(processor_seconds() for _ in range(7)) < 0.2
+def test_a_query_takes_a_few_times_what_its_standard_imports_take_and_no_more(
+    root: Path, query: list[str]
+) -> None:
+    """Of the processor, the best of several, in turn."""
+    command = ("-m", "ckptd_daemon.cli.main", *query, "--root", str(root))
+    took = [(processor_seconds(*command), processor_seconds("-c", STANDARD)) for _ in range(7)]
+    assert min(asked for asked, _ in took) < 4 * min(standard for _, standard in took), took
