@@ -497,7 +497,7 @@ def test_the_run_of_a_killed_trainer_is_free_at_once_and_what_it_left_is_counted
     assert client.drain() == 0
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_twenty_rounds_of_killing_both_leave_shared_memory_at_its_baseline(
     places: Places, start: Start, connected: Connect
 ) -> None:

@@ -34,14 +34,14 @@ def places(tmp_path: Path) -> Iterator[Places]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_killed_at_any_call_nothing_sealed_is_lost_or_committed_twice(places: Places) -> None:
     """Every second call of one story: saves, a queue in which one gives way, proofs, retention, clients that come and go."""
     with private_shm() as folder:
         script = str(Path(__file__).with_name("kill_tellings.py"))
         done = subprocess.run(
             [sys.executable, script, "6", "2", str(folder)], env=os.environ | places.env, text=True,
-            capture_output=True, check=True, timeout=280,
+            capture_output=True, check=True, timeout=850,
         )  # fmt: skip
     found = json.loads(done.stdout)
     assert found["faults"] == []
