@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import stat
@@ -7,10 +8,11 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from ckptd.disk import durable
+from ckptd.disk import durable, root_id
 from ckptd.disk.rootdir import DaemonRecord, Root, own_start, private_dir, process_started
 from ckptd.errors import BadRoot, InvalidArgument
 
@@ -76,6 +78,34 @@ def test_many_that_open_a_fresh_root_at_once_agree_on_its_id(tmp_path: Path) -> 
         thread.join()
     assert len(ids) == 8
     assert len(set(ids)) == 1
+
+
+def test_an_id_that_another_process_is_making_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, service = tmp_path / "a", tmp_path / "a" / ".ckptd"
+    service.mkdir(parents=True, mode=0o700)
+    ids: list[str] = []
+    asked = threading.Event()  # for the lock; or it was never asked for
+
+    def flock(fd: int, how: int) -> None:
+        asked.set()
+        fcntl.flock(fd, how)
+
+    def make() -> None:
+        ids.append(root_id.read_or_make_id(root, service, tmp_path / "shm"))
+        asked.set()
+
+    fd = os.open(service, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    monkeypatch.setattr(root_id, "fcntl", SimpleNamespace(flock=flock, LOCK_EX=fcntl.LOCK_EX))
+    thread = threading.Thread(target=make)
+    thread.start()
+    assert asked.wait(60)
+    root_id._write(root, service, "5" * 32)
+    os.close(fd)
+    thread.join(60)
+    assert ids == ["5" * 32]
 
 
 def test_a_root_that_somebody_else_made_is_made_durable_when_it_is_opened(
