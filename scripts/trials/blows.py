@@ -23,11 +23,16 @@ _LEFT_BYTES: Final = (0, 2**18, 2**20, 2**22)  #: to who is starved
 
 @dataclass
 class Victims:
-    """Who is there when a blow falls."""
+    """Who is there when a blow falls.
+
+    Attributes:
+        starved: How many the kernel has killed for want of memory.
+    """
 
     trainers: Trainers
     daemon: Daemon
     random: random.Random
+    starved: int = 0
 
     def trainer(self) -> int | None:
         current = self.trainers.current
@@ -129,14 +134,14 @@ def _storm_daemon(victims: Victims) -> None:
 
 def _starve_daemon(victims: Victims) -> None:
     if (record := victims.daemon.record()) is not None:
-        out_of_memory.starve(record.pid, victims.random.choice(_LEFT_BYTES), PATIENCE_S)
+        victims.starved += out_of_memory.starve(record.pid, victims.random.choice(_LEFT_BYTES))
         wait_gone(record)
 
 
 def _starve_trainer(victims: Victims) -> None:
     current = victims.trainers.current
     if current is not None:
-        out_of_memory.starve(current.pid, victims.random.choice(_LEFT_BYTES), PATIENCE_S)
+        victims.starved += out_of_memory.starve(current.pid, victims.random.choice(_LEFT_BYTES))
         current.wait(PATIENCE_S)
 
 

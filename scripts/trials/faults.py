@@ -1,8 +1,8 @@
 """Every call of the system fails, with every error it can really end with: once and for a while, in every process.
 
 First in this process, story by story, until a whole round meets no fault; while a process saves without a daemon; while
-a real daemon starts; then in one that serves, its verifier and a trainer; below Python, by strace; and on real file
-systems that are full, or cut off before each call.
+a real daemon starts; then in one that serves, its verifier and a trainer; below Python, by strace; in one that may
+take no more memory; and on real file systems that are full, or cut off before each call.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Final
 
 import pytest
 from part import Deadline, Findings, Part, say
+from short_of_memory import lift, limit
 
 from ckptd_places import daemon_of
 from failing_alone import WRITERS, tell_alone
@@ -33,8 +34,8 @@ from nth_call import KINDS
 from real_disk_stories import cut_at_each_change, while_short
 from real_disks import ERROR, FLUSHES, disk
 
-#: Of the time: a daemon's disk in this process, no daemon, starts, real processes, strace, real disks.
-_SHARES: Final = (0.3, 0.1, 0.1, 0.25, 0.1, 0.15)
+#: Of the time: a daemon's disk in this process, no daemon, starts, real processes, strace, memory, real disks.
+_SHARES: Final = (0.3, 0.1, 0.1, 0.2, 0.1, 0.05, 0.15)
 #: When a call of whom fails; a start that fails is tried again after half a minute, so it isn't among them.
 _WHEN: Final = (
     ("serving", "daemon"),
@@ -44,14 +45,8 @@ _WHEN: Final = (
 )
 #: About how many calls of a kind a start makes, where it makes many.
 _CALLS_OF_A_START: Final = {
-    "open": 60,
-    "stat": 120,
-    "close": 60,
-    "list": 12,
-    "change": 25,
-    "write": 8,
-    "mkdir": 12,
-}
+    "open": 60, "stat": 120, "close": 60, "list": 12, "change": 25, "write": 8, "mkdir": 12,
+}  # fmt: skip
 #: For strace: system calls below Python, and what they are made to say.
 _BELOW: Final = (
     ("fsync", "EIO"), ("fsync", "EINTR"), ("openat", "EMFILE"), ("openat", "EINTR"), ("write", "EINTR"),
@@ -65,11 +60,11 @@ def run(minutes: float, seed: int, folder: Path, findings: Findings) -> None:
     chance = random.Random(seed)
     logging.disable(logging.CRITICAL)
     began = time.monotonic()
-    for part, until in zip(
-        (_in_this_process, _without_a_daemon, _at_a_start, _in_real_processes, _below_python, _on_real_disks),
-        _cumulated(),
-        strict=True,
-    ):
+    parts = (
+        _in_this_process, _without_a_daemon, _at_a_start, _in_real_processes, _below_python, _short_of_memory,
+        _on_real_disks,
+    )  # fmt: skip
+    for part, until in zip(parts, _cumulated(), strict=True):
         left = Deadline(max(0.0, minutes * until - (time.monotonic() - began) / 60))
         try:
             part(findings, chance, folder, left)
@@ -256,6 +251,19 @@ def _until_traced(pid: int, strace: subprocess.Popen[str]) -> None:
         if time.monotonic() > until:
             raise TimeoutError("strace didn't attach")
         time.sleep(0.01)
+
+
+def _short_of_memory(findings: Findings, chance: random.Random, folder: Path, left: Deadline) -> None:
+    """libzmq ends a process that has no memory for it: then the trainer gets another daemon."""
+    with _trainer(folder) as trainer:
+        while not left.over() and (record := daemon_of(trainer.root)) is not None:
+            said = list[str]()
+            wrong = trainer.between(
+                lambda pid=record.pid, said=said: said.append(limit(pid, chance)), lambda pid=record.pid: lift(pid)
+            )  # fmt: skip
+            findings.tried["daemon that may take no more memory"] += 1
+            for one in wrong:
+                findings.fault(f"the daemon has {said}: {one}")
 
 
 def _on_real_disks(findings: Findings, chance: random.Random, folder: Path, left: Deadline) -> None:

@@ -66,6 +66,10 @@ class Torture:
     def run_dir(self) -> Path:
         return self.root / RUN
 
+    @property
+    def starved(self) -> int:
+        return self._victims.starved
+
     def begin(self) -> None:
         """The first daemon is started by hand: it writes the policy that keeps everything."""
         self.daemon.start()
@@ -245,7 +249,11 @@ def torture_until(
         for what in torture.faults:
             findings.fault(what)
         findings.tried.update(torture.blows)
-        findings.numbers = {"interrupted": dict(torture.hits), **counts}
+        findings.numbers = {
+            "interrupted": dict(torture.hits),
+            "killed by the kernel": torture.starved,
+            **counts,
+        }
     findings.doubts = [] if findings.faults else doubts_about(torture, counts)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Final
 _NUMBERS: Final = itertools.count(1)
 _LOOK_EVERY_S: Final = 0.01
 _GONE_S: Final = 10.0
+_ASKS_FOR_SOME_S: Final = 5.0
 #: Where cgroups with a bound of their memory are made, and what the file with it is called: version 1, version 2.
 _KINDS: Final = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.oom_control"),
@@ -65,15 +67,19 @@ def why_not() -> str:
         return f"{error}: {error.__cause__ or error.strerror}"
 
 
-def starve(pid: int, limit_bytes: int, patience_s: float) -> bool:
-    """Leave a process so much more memory and return once the kernel has killed it; False when it ended otherwise."""
+def starve(pid: int, limit_bytes: int) -> bool:
+    """Leave a process so much more memory and return once it is gone: whether the kernel has killed it for want of some.
+
+    One that asks for none for some seconds is killed all the same.
+    """
     with _cgroup(limit_bytes) as (made, events):
         with contextlib.suppress(ProcessLookupError):
             (made / "cgroup.procs").write_text(str(pid))
-        until = time.monotonic() + patience_s
+        until = time.monotonic() + _ASKS_FOR_SOME_S
         while (made / "cgroup.procs").read_text().split():
             if time.monotonic() > until:
-                raise TimeoutError(f"pid {pid} needs no memory at all")
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(_LOOK_EVERY_S)
         counted = dict(line.split() for line in events.read_text().splitlines())
         return counted["oom_kill"] != "0"
