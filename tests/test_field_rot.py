@@ -46,9 +46,11 @@ def test_rot_that_no_look_shows_is_found_by_the_scrub_and_said_with_file_hashes_
                 resumed = client.restore(state)
             daemon.obstruct("write", "*/.tmp-*", "stall")
             saved = client.snapshot(4, state)
-            daemon.wait_until_stalled()
-            wait_until(lambda: _scrub(client)["gives_way"])
-            daemon.clear()
+            try:
+                daemon.wait_until_stalled()
+                wait_until(lambda: _scrub(client)["gives_way"])
+            finally:
+                daemon.clear()
             saved.wait("committed", timeout_s=60)
             wait_until(lambda: not _scrub(client)["gives_way"])
         assert main(["status", "--root", str(places)]) == 0
