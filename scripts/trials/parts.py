@@ -20,17 +20,17 @@ WEIGHTS: Final[dict[str, float]] = {
     "soak": 2.0,
 }
 
-#: Name → what it takes to try each kind of thing once, on two cores that do nothing else. With less it says what it
-#: didn't try, or takes longer than it was given.
+#: Name → what it takes to try each kind of thing once: about what was seen on two busy cores. With less a part says what
+#: it didn't try or proves less than it should, or takes longer than it was given.
 LEAST_MINUTES: Final[dict[str, float]] = {
-    "crash": 3.0,
+    "crash": 5.0,
     "kill_points": 1.0,
-    "kills": 1.0,
-    "damage": 1.0,
+    "kills": 2.0,
+    "damage": 2.0,
     "histories": 1.0,
     "hostile": 1.0,
-    "faults": 1.0,
-    "soak": 1.0,
+    "faults": 3.0,
+    "soak": 4.0,
 }
 
 
