@@ -21,6 +21,8 @@ class FakeCatalogue:
         self.events = events
         self.verdict = "verified"
 
+    holds_back = False
+
     @property
     def checkpoints(self) -> int:
         return len(self.names)

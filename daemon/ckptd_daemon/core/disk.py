@@ -212,6 +212,8 @@ class Disk:
             self._upkeep.failed(run, retention=retention)
             return removed
         self._upkeep.end(run, catalogue.checkpoints, more=removed >= MOST_AT_ONCE)
+        if catalogue.holds_back:  # seen again in a while
+            self._upkeep.failed(run, retention=True)
         return removed
 
     def find(self, run: str, client_id: str, number: int) -> tuple[str, int, bool] | None:

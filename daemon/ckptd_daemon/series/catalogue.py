@@ -13,7 +13,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from ckptd.disk.verification import Report
 from ckptd.errors import ReadFailed, SaveFailed
 from ckptd.names import parse_step_folder, step_folder
 from ckptd.snapshot.descriptor import Descriptor
+from ckptd_daemon.series.arrivals import Arrivals
 from ckptd_daemon.series.index_file import IndexFile
 from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_daemon.series.pruning import Removed, prune
@@ -46,9 +48,10 @@ class Catalogue:
     Args:
         root: The root, its lock held.
         run: The run's name.
+        now: A monotonic clock in seconds.
     """
 
-    def __init__(self, root: Root, run: str) -> None:
+    def __init__(self, root: Root, run: str, now: Callable[[], float] = time.monotonic) -> None:
         self.run = run
         self.run_dir: Path = root.run_dir(run)
         self._root = root
@@ -57,6 +60,8 @@ class Catalogue:
         self._trash = Trash(self.run_dir)
         self._committed = False  # anything, since the start
         self._folder: RunFolder
+        self._arrivals = Arrivals(now)
+        self._held: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<Catalogue {self.run_dir} next {self.highest_sequence + 1}>"
@@ -92,6 +97,8 @@ class Catalogue:
         else:
             settle(self.run_dir)
         self._view, self._index_file, self._folder = view, IndexFile(self.run_dir, view), folder
+        for entry in view.series.entries:
+            self._arrivals.found(entry, marked=view.was_verified(entry))
         return list(self._problems())
 
     @property
@@ -139,6 +146,7 @@ class Catalogue:
         )  # fmt: skip
         self._view.read_decisions()  # it may have begun a line
         self._view.put(entry)
+        self._arrivals.whole(entry)
 
     def find(self, client_id: str, snapshot: int) -> Entry | None:
         """The checkpoint that this snapshot became, if it is here and seems whole."""
@@ -180,6 +188,8 @@ class Catalogue:
             self._condemn(entry, report)
             return "corrupt"
         self._view.mark(entry, report)
+        self._arrivals.whole(entry)
+        self._held.discard(entry.name)
         log.info(
             "checkpoint.verified run=%s name=%s bytes=%d how=%s",
             self.run,
@@ -188,6 +198,11 @@ class Catalogue:
             report.how,
         )  # fmt: skip
         return "verified"
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether something failed its check that isn't moved yet, because it may still be being copied."""
+        return bool(self._held)
 
     def write_index(self) -> None:
         """Write the run's index, a cache.
@@ -268,11 +283,15 @@ class Catalogue:
         first = report.faults[0] if report.faults else "its check failed"
         more = f" (and {len(report.faults) - 1} more faults)" if len(report.faults) > 1 else ""
         self._view.fail(entry.name, first, report)
+        self._arrivals.failed(entry, report.stat_signature)
         log.error(
             "checkpoint.corrupt run=%s name=%s %s%s; %s",
             self.run, entry.name, first, more, self._next_valid(entry),
         )  # fmt: skip
         self._move_away(entry)
+        if entry.name in self._held:
+            log.warning("checkpoint.left_alone run=%s name=%s it was put there by somebody, who may still be copying it",
+                        self.run, entry.name)  # fmt: skip
 
     def _next_valid(self, entry: Entry) -> str:
         before = [e for e in self._view.series.entries if e.own and e.on_line and e.verified]
@@ -287,7 +306,11 @@ class Catalogue:
         rest = [
             e for e in self._view.series.entries if e.own and e.on_line and e.name not in self._view.failed
         ]
+        self._held.discard(entry.name)
         if not entry.own or entry.sequence is None or not rest or not self._view.still_failed(entry.name):
+            return
+        if not self._arrivals.may_move(entry):
+            self._held.add(entry.name)
             return
         try:
             target = quarantine(entry.path, self.run_id)
@@ -301,6 +324,7 @@ class Catalogue:
             log.warning("checkpoint.quarantined run=%s name=%s to=%s", self.run, entry.name, target)
 
     def _retry_quarantine(self) -> None:
+        self._held &= self._view.failed.keys()
         for name in tuple(self._view.failed):
             if (entry := self._view[name]) is not None:
                 self._move_away(entry)

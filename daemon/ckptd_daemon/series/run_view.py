@@ -198,6 +198,11 @@ class RunView:
         seen = stat_signature(self.run_dir / name)
         return name in self.failed and seen != "" and self._failed_as.get(name) == seen
 
+    def was_verified(self, entry: Entry) -> bool:
+        """Whether it was verified once, also if it has changed since."""
+        mark, index = self._marks.get(entry.name), entry.index
+        return mark is not None and index is not None and mark.index_sha256 == index.index_sha256
+
     def unchanged(self, name: str) -> bool:
         """Whether a verified one still has the files that were verified, as far as a look tells."""
         mark = self._marks.get(name)
