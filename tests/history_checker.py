@@ -3,8 +3,9 @@
 A history is a list of events, dicts with "op", "run" and monotonic times "call" and "ret":
 
     policy    keep_last
-    snapshot  identity, step, after (identity the state went on from, None for a fresh start); number, state, way
-              ("slot", "copying", "stream") and ret once the call returned
+    snapshot  identity, step, after (identity the state went on from, None for a fresh start), gives_way (whether its
+              call may have an older one of its client give way); number, state, way ("slot", "copying", "stream")
+              and ret once the call returned
     told      identity, state, sequence: what the client said of it, when it changed
     restore   answer (identity, None for a fresh start), sequence, staged, wanted (a step, or None), torn, error
     latest    answer, sequence, error
@@ -13,7 +14,8 @@ A history is a list of events, dicts with "op", "run" and monotonic times "call"
     hit       identity, what: a checkpoint that was damaged or deleted by hand; done: whether it was there until ret
     trouble   the disk failed between call and ret
 
-Identities are unique: the tensors, the metric and the log hold the same number.
+Identities are unique: the tensors, the metric and the log hold the same number. Those of one trainer are one million,
+in the order of its calls.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class Snapshot:
         gone_from: From when on retention or another line may have removed it.
         last: The last state that its client was told.
         sealed: snapshot() returned and it no longer depended on its process.
+        took_way: Its call never returned, and may have had an older one of its client give way.
     """
 
     identity: int
@@ -54,6 +57,7 @@ class Snapshot:
     gone_from: float = NEVER
     last: str = ""
     sealed: bool = False
+    took_way: bool = False
 
 
 @dataclass
@@ -75,6 +79,16 @@ class Run:
     def may_be_gone(self, one: Snapshot, until: float) -> bool:
         """Whether somebody hit it, or retention may have removed it, or a newer line have left it behind."""
         return one.hit < until or one.gone_from < until
+
+    def gave_way(self, one: Snapshot) -> bool:
+        """Whether it may have given its slot up for a newer one, and its process been killed before that was sealed.
+
+        on_busy="supersede" says so: the older one is given up before the newer one is copied.
+        """
+        return any(
+            other.took_way and other.call > one.call and other.identity // 10**6 == one.identity // 10**6
+            for other in self.snapshots.values()
+        )
 
     def reckon(self) -> None:
         """From when on each may be gone, once all that was said is known."""
@@ -158,6 +172,7 @@ def _learn(run: Run, event: Event) -> None:
             one = run.snapshots.setdefault(
                 event["identity"], Snapshot(event["identity"], event["step"], event["after"], event["call"])
             )
+            one.took_way = "ret" not in event and event["gives_way"]
             if "ret" in event:
                 one.last = event["state"]
                 one.sealed = event["way"] == "slot" and event["state"] not in (
@@ -240,7 +255,7 @@ def _check_final(run: Run, event: Event) -> None:
         lost = one.identity not in there and not run.may_be_gone(one, NEVER)
         if lost and one.acked < NEVER:
             run.faults.append(f"{one.identity} was acknowledged as {one.sequence} and is lost")
-        elif lost and one.sealed and one.last not in _REFUSED and not run.troubles:
+        elif lost and one.sealed and one.last not in _REFUSED and not run.troubles and not run.gave_way(one):
             run.faults.append(f"{one.identity} was sealed and is lost; the last that was told: {one.last}")
     for identity, found in there.items():
         model = run.snapshots.get(identity)

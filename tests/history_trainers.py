@@ -107,8 +107,9 @@ class Trainer(threading.Thread):
         pick = self._chance.choice
         self._way = pick(("slot", "slot", "slot", "stream"))
         self._overlap = pick((False, False, True))
+        self._on_busy = pick(("wait", "supersede", "skip"))
         return ckptd.Client(
-            self._root, run=self._run, slots=pick((1, 2)), on_busy=pick(("wait", "supersede", "skip")),
+            self._root, run=self._run, slots=pick((1, 2)), on_busy=self._on_busy,
             transport="stream" if self._way == "stream" else "auto", overlap=self._overlap,
             cadence=ckptd.Cadence(every_steps=pick((1, 2, 3))), sharding=ckptd.Sharding(shards=2) if pick((0, 1)) else None,
             busy_timeout_s=20.0, start_timeout_s=60.0, close_timeout_s=60.0,
@@ -141,7 +142,10 @@ class Trainer(threading.Thread):
         self._state["count"] += 1
         for tensor in self._state["model"].values():
             tensor.fill_(identity)
-        asked = {"identity": identity, "step": self._state["count"], "after": self._after}
+        asked = {
+            "identity": identity, "step": self._state["count"], "after": self._after,
+            "gives_way": self._on_busy != "wait",
+        }  # fmt: skip
         call = time.monotonic()
         self._log.write("snapshot", self._run, call, **asked)
         save = client.maybe_snapshot if maybe else client.snapshot

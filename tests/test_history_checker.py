@@ -29,8 +29,13 @@ class Log:
 
     def snapshot(self, identity: int, after: int | None, *, state: str = "staged", way: str = "slot") -> None:
         self.add(
-            "snapshot", identity=identity, step=identity, after=after, number=identity, state=state, way=way
-        )
+            "snapshot", identity=identity, step=identity, after=after, number=identity, state=state, way=way,
+            gives_way=False,
+        )  # fmt: skip
+
+    def killed_in(self, identity: int, after: int, *, gives_way: bool) -> None:
+        asked = self.add("snapshot", identity=identity, step=identity, after=after, gives_way=gives_way)
+        del asked["ret"]
 
     def told(self, identity: int, state: str, sequence: int | None = None) -> None:
         self.add("told", identity=identity, state=state, sequence=sequence)
@@ -100,6 +105,16 @@ def lost_when_sealed(log: Log) -> None:
     log.saved(1, None)
     log.snapshot(2, 1)
     log.final(1)
+
+
+def lost_before_a_call_that_only_waits(log: Log) -> None:
+    lost_when_sealed(log)
+    log.killed_in(3, 2, gives_way=False)
+
+
+def lost_before_a_call_of_another_trainer(log: Log) -> None:
+    lost_when_sealed(log)
+    log.killed_in(10**6, 2, gives_way=True)
 
 
 def back(log: Log) -> None:
@@ -231,6 +246,8 @@ def mixed(log: Log) -> None:
         (lost, "1 was acknowledged as 1 and is lost"),
         (lost_newest, "3 was acknowledged as 3 and is lost"),
         (lost_when_sealed, "2 was sealed and is lost"),
+        (lost_before_a_call_that_only_waits, "2 was sealed and is lost"),
+        (lost_before_a_call_of_another_trainer, "2 was sealed and is lost"),
         (back, "latest answers 2, though 3 (3) was durable"),
         (none_at_all, "latest says there is none, though 1 (1) was durable"),
         (an_error, "latest NoValidCheckpoint, though 1 (1) was durable"),
@@ -261,7 +278,7 @@ def test_a_violation_is_told(story: Any, fault: str) -> None:
     assert any(fault in said for said in check(log.events)), check(log.events)
 
 
-@pytest.mark.parametrize("excuse", ["retention", "rewind", "damage", "trouble", "a hit newest"])
+@pytest.mark.parametrize("excuse", ["retention", "rewind", "damage", "trouble", "a hit newest", "given way"])
 def test_what_may_be_gone_is_not_missed(excuse: str) -> None:
     log = Log(keep_last=1)
     log.saved(1, None)
@@ -276,6 +293,10 @@ def test_what_may_be_gone_is_not_missed(excuse: str) -> None:
         case "trouble":
             log.add("trouble")
             log.snapshot(3, 1)
+            log.saved(2, 1)
+        case "given way":  # its trainer was killed in the call that it gave way to
+            log.snapshot(3, 1)
+            log.killed_in(4, 3, gives_way=True)
             log.saved(2, 1)
         case "a hit newest":  # its sequence is forgotten, and who saved it is told that it is gone
             log.saved(3, 1, 2)
