@@ -12,6 +12,7 @@ from ckptd.snapshot.slots import HEADER_BYTES, Slot, SlotState
 from ckptd_daemon.core.room import Room
 from ckptd_daemon.core.slotpool import SlotPool, adoption_order, header_of
 from daemon_parts import descriptor_of, fill_slot, new_client_id, slot_size
+from other_user import NOBODY, only_root
 
 A, B = new_client_id(), new_client_id()
 SIZE = slot_size(10)
@@ -93,6 +94,18 @@ def test_a_slot_that_may_hold_what_was_sealed_is_kept_and_named(pool: SlotPool) 
     assert {pool.folder / name for name in later.unread} == before
     later.close()
     assert set(pool.folder.iterdir()) == before
+
+
+@only_root
+def test_what_another_users_file_holds_is_no_snapshot_of_ours(pool: SlotPool) -> None:
+    ours, foreign = make(pool, A, 2)
+    for slot in (ours, foreign):
+        fill_slot(slot, descriptor_of(A, 1, b"x"), b"x")
+        slot.path.chmod(0o644)
+    os.chown(foreign.path, NOBODY, -1)
+    later = SlotPool(pool.folder)
+    assert later.scan() == [] and list(later.unread) == [ours.name]
+    assert not foreign.path.exists()
 
 
 @pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOMEM, errno.EACCES])
