@@ -9,64 +9,17 @@ without an error) or "error"; and whether the checkpoint before can be loaded by
 
 from __future__ import annotations
 
+import gc
 import os
+import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
-
-_ELEMENTS = 16_384  #: 64 KiB a tensor: a block that was never written lies within one
-
-
-def state_of(step: int) -> dict[str, Any]:
-    model = {name: torch.full((_ELEMENTS,), float(step)) for name in ("w", "b")}
-    return {"model": model, "step": step}
-
-
-def tell(folder: Path, what: str, step: int) -> None:
-    os.mkdir(folder / f".told-{what}-{step}")
-
-
-def step_in(state: dict[str, Any]) -> str:
-    """The step, if every value is that step's."""
-    step = int(state["step"])
-    whole = all(bool((tensor == float(step)).all()) for tensor in state["model"].values())
-    return str(step) if whole else "wrong"
-
-
-def newest(folder: Path, pattern: str) -> Path | None:
-    found = [path for path in folder.glob(pattern) if not path.name.startswith(".")]
-    return max(found, key=lambda path: int(path.stem.rpartition("-")[2]), default=None)
-
-
-class Tool:
-    """One way of saving.
-
-    Attributes:
-        about: As the table has it.
-        packages: Whose versions are said.
-        pattern: How its checkpoints are called.
-    """
-
-    about, packages, pattern = "", ("torch",), "step-*"
-
-    def save(self, folder: Path) -> None:
-        for step in (1, 2):
-            tell(folder, "begun", step)
-            self.save_one(folder, step)
-            tell(folder, "acked", step)
-
-    def save_one(self, folder: Path, step: int) -> None:
-        raise NotImplementedError
-
-    def pick(self, folder: Path) -> Path | None:
-        return newest(folder, self.pattern)
-
-    def load_one(self, path: Path) -> str:
-        raise NotImplementedError
+from other_tool import Tool, resumed, state_of, step_in, tell
+from other_trainers import HfTrainer, LightningTrainer, LightningTrainerBeside
 
 
 class TorchSave(Tool):
@@ -85,8 +38,16 @@ class TorchSaveOver(TorchSave):
     def save_one(self, folder: Path, step: int) -> None:
         torch.save(state_of(step), folder / "ckpt.pt")
 
-    def pick(self, folder: Path) -> Path | None:
-        return folder / "ckpt.pt" if (folder / "ckpt.pt").exists() else None
+    def resume(self, folder: Path) -> str:
+        return self.load_one(folder / "ckpt.pt") if (folder / "ckpt.pt").exists() else "none"
+
+
+class TorchSaveReplaced(TorchSaveOver):
+    about = "`torch.save` to a temporary file, `os.replace`"
+
+    def save_one(self, folder: Path, step: int) -> None:
+        torch.save(state_of(step), folder / "ckpt.tmp")
+        os.replace(folder / "ckpt.tmp", folder / "ckpt.pt")
 
 
 class TorchSaveSynced(TorchSaveOver):
@@ -151,62 +112,32 @@ class Safetensors(Tool):
             return step_in({"model": model, "step": int(file.metadata()["step"])})
 
 
-class Lightning(Tool):
-    about, packages, pattern = "Lightning's `TorchCheckpointIO`", ("lightning",), "step-*.ckpt"
-
-    def _io(self) -> Any:
-        from lightning.pytorch.plugins.io import TorchCheckpointIO
-
-        return TorchCheckpointIO()
-
-    def save(self, folder: Path) -> None:
-        self._plugin = self._io()
-        super().save(folder)
-
-    def save_one(self, folder: Path, step: int) -> None:
-        self._plugin.save_checkpoint(state_of(step), folder / f"step-{step}.ckpt")
-
-    def load_one(self, path: Path) -> str:
-        return step_in(self._io().load_checkpoint(path, weights_only=True))
-
-
-class LightningAsync(Lightning):
-    about = "Lightning's `AsyncCheckpointIO`, waited for"
-
-    def _io(self) -> Any:
-        from lightning.pytorch.plugins.io import AsyncCheckpointIO
-
-        return AsyncCheckpointIO(super()._io())
-
-    def save_one(self, folder: Path, step: int) -> None:
-        plugin = self._io()
-        plugin.save_checkpoint(state_of(step), folder / f"step-{step}.ckpt")
-        plugin.teardown()
-
-    def load_one(self, path: Path) -> str:
-        return step_in(super()._io().load_checkpoint(path, weights_only=True))
-
-
 class Ours(Tool):
     about, packages = '`ckptd.Client(daemon="off")`', ("ckptd",)
 
     def save(self, folder: Path) -> None:
+        self._save(folder, "off")
+
+    def _save(self, folder: Path, daemon: Any) -> None:
         import ckptd
 
-        with ckptd.Client(root=folder / "root", run="r", daemon="off") as client:
+        with ckptd.Client(root=folder / "root", run="r", daemon=daemon) as client:
             for step in (1, 2):
                 tell(folder, "begun", step)
                 state = {"model": state_of(step)["model"], "train": {"step": step}}
-                client.snapshot(step, state).wait("committed", timeout_s=60)
+                ticket = client.snapshot(step, state)
+                ticket.wait("committed", timeout_s=60)
                 tell(folder, "acked", step)
+                if daemon != "off":
+                    ticket.wait("verified", timeout_s=60)
 
-    def pick(self, folder: Path) -> Path | None:
+    def resume(self, folder: Path) -> str:
         import ckptd
 
         if not (folder / "root" / "r").exists():
-            return None
+            return "none"
         found = ckptd.latest_valid(folder / "root", "r")
-        return None if found is None else found.path
+        return "none" if found is None else self.load_one(found.path)
 
     def load_one(self, path: Path) -> str:
         import ckptd
@@ -215,43 +146,42 @@ class Ours(Tool):
         return step_in({"model": state["model"], "step": state["train"]["step"]})
 
 
-TOOLS: dict[str, type[Tool]] = {
+class OursKeepingOne(Ours):
+    """A kill's shared memory isn't among the states: what is in a slot alone counts as gone."""
+
+    about = "`ckptd start --keep-last 1`"
+
+    def save(self, folder: Path) -> None:
+        command = [sys.executable, "-m", "ckptd_daemon.cli.main"]
+        root = ["--root", str(folder / "root")]
+        subprocess.run([*command, "start", *root, "--detach", "--keep-last", "1"], check=True)
+        try:
+            self._save(folder, "attach")
+        finally:
+            subprocess.run([*command, "stop", *root], check=True)
+
+
+TOOLS: Final[dict[str, type[Tool]]] = {
     tool.__name__: tool
-    for tool in (TorchSaveOver, TorchSave, TorchSaveSynced, Safetensors, Dcp, DcpAsync, Lightning, LightningAsync, Ours)
+    for tool in (
+        TorchSaveOver, TorchSave, TorchSaveReplaced, TorchSaveSynced, Safetensors, Dcp, DcpAsync, HfTrainer,
+        LightningTrainer, LightningTrainerBeside, Ours, OursKeepingOne,
+    )
 }  # fmt: skip
-
-
-def answer(load: Callable[[], str]) -> str:
-    try:
-        return load()
-    except BaseException:  # noqa: BLE001 - every way of failing is what is asked; DCP raises no Exception
-        return "error"
-
-
-def resume(tool: Tool, folder: Path) -> str:
-    """What a resume gets, and what is to be had by hand."""
-
-    def usual() -> str:
-        picked = tool.pick(folder)
-        return "none" if picked is None else tool.load_one(picked)
-
-    first = answer(usual)
-    if first not in ("error", "wrong", "none"):
-        return f"{first} {first}"
-    others = sorted(folder.glob(tool.pattern), reverse=True)
-    by_hand = [word for path in others if (word := answer(lambda p=path: tool.load_one(p))).isdigit()]  # type: ignore[misc]
-    return f"{first} {max(by_hand, default='none')}"
 
 
 def main() -> None:
     what, name, *folder = sys.argv[1:]
     warnings.simplefilter("ignore")
+    answers, sys.stdout = sys.stdout, sys.stderr  # some say more than they are asked
+    torch.set_num_threads(1)
     tool = TOOLS[name]()
     if what == "save":
         tool.save(Path(folder[0]))
         return
     for line in sys.stdin:
-        print(resume(tool, Path(line.rstrip("\n"))), flush=True)
+        print(resumed(tool, Path(line.rstrip("\n"))), file=answers, flush=True)
+        gc.freeze()  # what was imported: some collect at each start
 
 
 if __name__ == "__main__":
