@@ -28,6 +28,7 @@ from ckptd.errors import (
     UnstorableState,
 )
 from ckptd.link import daemon_writer, recorder, session, slot_search, wire
+from ckptd.snapshot.slots import SlotState
 from ckptd_places import places
 from fake_daemon import FakeDaemon, wait_until
 from impatient import impatient
@@ -485,6 +486,7 @@ def test_a_copy_that_fails_half_way_leaves_a_free_slot_and_no_snapshot(
             patched.setattr(recorder, "copy_at_once", fails)
             with pytest.raises(RuntimeError, match="device lost"):
                 client.snapshot(1, state_of(1.0))
+        assert [slot.header().state for slot in fake.slots.values()] == [SlotState.FREE]
         assert client.snapshot(2, state_of(2.0)).wait(timeout_s=60).state == "committed"
     assert values(fake) == [{2.0}]
 
