@@ -68,7 +68,14 @@ def test_what_a_resume_got_is_judged_by_what_had_been_acknowledged(
 
 
 @pytest.mark.parametrize(
-    "name", ["TorchSaveOver", "TorchSave", "TorchSaveReplaced", "TorchSaveSynced", "Ours"]
+    "name",
+    [
+        "TorchSaveOver",
+        "TorchSave",
+        "TorchSaveReplaced",
+        "TorchSaveSynced",
+        pytest.param("Ours", marks=pytest.mark.slow),
+    ],
 )
 def test_each_way_resumes_what_it_saved_and_tells_a_damaged_one(
     others: Any, name: str, tmp_path: Path
