@@ -18,7 +18,7 @@ from test_failing_calls import folder
 __all__ = ["folder"]
 
 #: Of so many calls of a client one fails here; the others make few.
-EVERY = {"open": 37, "stat": 97, "close": 37, "list": 13, "change": 29, "fsync": 7, "write": 3, "mkdir": 3}
+EVERY = {"open": 53, "stat": 151, "close": 53, "list": 17, "change": 41, "fsync": 11, "write": 5, "mkdir": 7}
 
 
 @pytest.mark.slow
