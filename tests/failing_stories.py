@@ -167,7 +167,7 @@ def _said(machine: Machine) -> Iterator[str]:
 
 
 def _open_descriptors(machine: Machine) -> list[str]:
-    """What is open below the folder in which the root is, but for the two that hold its lock and the one that tells whether it was moved."""
+    """What is open below the root's parent, but for two that hold its lock and one that says whether it was moved."""
     found = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
