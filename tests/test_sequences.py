@@ -53,6 +53,16 @@ def test_starts_without_a_commit_do_not_give_the_newest_ones_sequence_again(
     assert made.commit(4, client_id=ANOTHER_CLIENT).index.sequence == 4
 
 
+def test_what_a_client_restored_keeps_its_place_in_the_line_though_it_was_deleted_and_the_daemon_started_anew(
+    made: Made,
+) -> None:
+    lose(made, "deleted by hand")
+    made.reopen()
+    made.reopen()
+    next_one = made.commit(4, base=3, client_id=ANOTHER_CLIENT)
+    assert (next_one.index.parent, next_one.index.lineage) == (3, ((1, 4),))
+
+
 @HOW
 def test_nor_does_a_client_without_a_daemon_that_saved_nothing(made: Made, how: str) -> None:
     lose(made, how)

@@ -114,6 +114,7 @@ def read_series(root: Root, run: str, *, seen: Iterable[Entry] = ()) -> Series:
         {entry.index.sequence for entry in read if entry.index is not None}
         | {entry.hint for entry in read if entry.hint is not None and entry.is_in_doubt}
         | listing.temp | listing.moved | {fork.sequence for fork in decisions.forks}
+        | {summary.sequence for summary in cache.checkpoints}  # also of one that was deleted by hand and restored before
     )  # fmt: skip
     highest = max([0, decisions.highest_sequence, cache.highest_sequence, *known])
     return Series(
