@@ -118,8 +118,9 @@ def test_the_one_file_kind_is_found_by_file_and_by_folder(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("write", [write_single, write_sharded])
 def test_a_numpy_key_row_that_is_an_array_is_read_and_comes_as_a_list(tmp_path: Path, write: Write) -> None:
+    wanted = rng()
     found = load_v1(write(tmp_path / "old", rng=rng(key_row_as_array=True)))
-    assert equal(found["rng"], rng())
+    assert equal(found["rng"], wanted)
 
 
 def test_the_key_row_as_older_numpy_spelled_it_is_read_too(tmp_path: Path) -> None:
