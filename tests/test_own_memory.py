@@ -67,6 +67,10 @@ def test_an_endless_message_is_cut_off_and_its_memory_given_back(
             try:
                 for _ in range(1000):  # 570 MiB
                     peer.sendall(parts)
+                peer.settimeout(60)  # all of it was sent before anybody looked: it waits for the cut
+                while peer.recv(4096):
+                    pass
+                cut.append(ConnectionAbortedError())
             except OSError as error:
                 cut.append(error)
         ended.set()
