@@ -70,9 +70,9 @@ def test_a_job_whose_fork_leaves_by_itself_is_exact() -> None:
 def test_a_thread_that_keeps_the_process_from_ending_is_said_with_its_stack(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(processes, "_GRACE_S", 6.0)  # for a busy machine to show it
+    monkeypatch.setattr(processes, "_GRACE_S", 4.0)  # for a busy machine to show it
     with pytest.raises(TimedOut) as caught:
-        ckptd.check_resume(jobs_ending.leaves_a_thread, steps=4, timeout_s=30)
+        ckptd.check_resume(jobs_ending.leaves_a_thread, steps=4, timeout_s=20)
     assert "did its steps, and then its process did not end in time" in str(caught.value)
     assert "a thread that isn't a daemon" in caught.value.todo
     (note,) = caught.value.__notes__
