@@ -43,7 +43,8 @@ class Snapshot:
         gone_from: From when on retention or another line may have removed it.
         last: The last state that its client was told.
         sealed: snapshot() returned and it no longer depended on its process.
-        took_way: Its call never returned, and may have had an older one of its client give way.
+        may_take_way: Its call may have had an older one of its client give way.
+        took_way: The same, and the call never returned.
     """
 
     identity: int
@@ -57,6 +58,7 @@ class Snapshot:
     gone_from: float = NEVER
     last: str = ""
     sealed: bool = False
+    may_take_way: bool = False
     took_way: bool = False
 
 
@@ -81,13 +83,15 @@ class Run:
         return one.hit < until or one.gone_from < until
 
     def gave_way(self, one: Snapshot) -> bool:
-        """Whether it may have given its slot up for a newer one, and its process been killed before that was sealed.
+        """Whether it may have given its slot up for a newer one, and nobody was left to tell or to hear of it.
 
-        on_busy="supersede" says so: the older one is given up before the newer one is copied.
+        on_busy="supersede" says so: the older one is given up before the newer one is copied. The trainer may be
+        killed before that is sealed; or the daemon, before its answer is heard: then it is told to be unknown.
         """
         return any(
-            other.took_way and other.call > one.call and other.identity // 10**6 == one.identity // 10**6
+            other.call > one.call and (other.took_way or (other.may_take_way and one.last == "unknown"))
             for other in self.snapshots.values()
+            if other.identity // 10**6 == one.identity // 10**6
         )
 
     def reckon(self) -> None:
@@ -172,6 +176,7 @@ def _learn(run: Run, event: Event) -> None:
             one = run.snapshots.setdefault(
                 event["identity"], Snapshot(event["identity"], event["step"], event["after"], event["call"])
             )
+            one.may_take_way = event["gives_way"]
             one.took_way = "ret" not in event and event["gives_way"]
             if "ret" in event:
                 one.last = event["state"]

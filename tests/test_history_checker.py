@@ -27,10 +27,12 @@ class Log:
         self.events.append(event)
         return event
 
-    def snapshot(self, identity: int, after: int | None, *, state: str = "staged", way: str = "slot") -> None:
+    def snapshot(
+        self, identity: int, after: int | None, *, state: str = "staged", way: str = "slot", gives_way: bool = False
+    ) -> None:  # fmt: skip
         self.add(
             "snapshot", identity=identity, step=identity, after=after, number=identity, state=state, way=way,
-            gives_way=False,
+            gives_way=gives_way,
         )  # fmt: skip
 
     def killed_in(self, identity: int, after: int, *, gives_way: bool) -> None:
@@ -115,6 +117,19 @@ def lost_before_a_call_that_only_waits(log: Log) -> None:
 def lost_before_a_call_of_another_trainer(log: Log) -> None:
     lost_when_sealed(log)
     log.killed_in(10**6, 2, gives_way=True)
+
+
+def lost_unheard_before_a_call_that_only_waits(log: Log) -> None:
+    lost_when_sealed(log)
+    log.told(2, "unknown")
+    log.snapshot(3, 2)
+    log.final(1, 3)
+
+
+def lost_before_a_call_that_would_have_heard(log: Log) -> None:
+    lost_when_sealed(log)
+    log.snapshot(3, 2, gives_way=True)
+    log.final(1, 3)
 
 
 def back(log: Log) -> None:
@@ -247,6 +262,8 @@ def mixed(log: Log) -> None:
         (lost_newest, "3 was acknowledged as 3 and is lost"),
         (lost_when_sealed, "2 was sealed and is lost"),
         (lost_before_a_call_that_only_waits, "2 was sealed and is lost"),
+        (lost_unheard_before_a_call_that_only_waits, "2 was sealed and is lost"),
+        (lost_before_a_call_that_would_have_heard, "2 was sealed and is lost"),
         (lost_before_a_call_of_another_trainer, "2 was sealed and is lost"),
         (back, "latest answers 2, though 3 (3) was durable"),
         (none_at_all, "latest says there is none, though 1 (1) was durable"),
@@ -278,7 +295,7 @@ def test_a_violation_is_told(story: Any, fault: str) -> None:
     assert any(fault in said for said in check(log.events)), check(log.events)
 
 
-@pytest.mark.parametrize("excuse", ["retention", "rewind", "damage", "trouble", "a hit newest", "given way"])
+@pytest.mark.parametrize("excuse", ["retention", "rewind", "damage", "trouble", "a hit newest"])
 def test_what_may_be_gone_is_not_missed(excuse: str) -> None:
     log = Log(keep_last=1)
     log.saved(1, None)
@@ -294,16 +311,28 @@ def test_what_may_be_gone_is_not_missed(excuse: str) -> None:
             log.add("trouble")
             log.snapshot(3, 1)
             log.saved(2, 1)
-        case "given way":  # its trainer was killed in the call that it gave way to
-            log.snapshot(3, 1)
-            log.killed_in(4, 3, gives_way=True)
-            log.saved(2, 1)
         case "a hit newest":  # its sequence is forgotten, and who saved it is told that it is gone
             log.saved(3, 1, 2)
             log.add("hit", identity=3, what="delete", done=True)
             log.told(3, "corrupt", 2)
             log.saved(2, 1)
     log.final(2)
+    assert check(log.events) == []
+
+
+@pytest.mark.parametrize("killed", ["trainer", "daemon"])
+def test_what_gave_way_to_a_newer_one_that_nobody_could_tell_is_not_missed(killed: str) -> None:
+    log = Log()
+    log.saved(1, None)
+    log.snapshot(2, 1)
+    if killed == "trainer":
+        log.killed_in(3, 2, gives_way=True)
+        log.final(1)
+    else:
+        log.snapshot(3, 2, gives_way=True)
+        log.told(2, "unknown")
+        log.told(3, "committed", 3)
+        log.final(1, 3)
     assert check(log.events) == []
 
 
