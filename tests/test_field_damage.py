@@ -123,7 +123,8 @@ def test_all_damaged_is_an_error_with_and_without_a_daemon_and_the_next_save_sti
                 client.restore(state_of(99))
             with pytest.raises(NoValidCheckpoint):
                 client.latest()
-            if "index" not in kind:  # else nothing proves that they are this run's own
+            # Without an index nothing proves that they are this run's own; with bytes missing they may still be copied in.
+            if "a bit in" in kind and "index" not in kind:
                 wait_until(lambda: steps_in_place(run) == NAMES[:1])
         client.snapshot(4, state_of(4)).wait("verified", timeout_s=60)
     assert latest(root)[0] == 4
