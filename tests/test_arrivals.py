@@ -118,6 +118,19 @@ def test_one_that_was_whole_here_goes_to_quarantine_at_once_when_it_is_damaged(
     assert copied.verify(name) == "corrupt" and name not in copied.names
 
 
+def test_one_that_came_again_is_another_one_though_it_has_the_inode(copied: Copied, tmp_path: Path) -> None:
+    copied.begin()
+    copied.finish()
+    assert copied.verify(NAME) == "verified"
+    folder, elsewhere = copied.dir / NAME, tmp_path / "elsewhere"
+    folder.rename(elsewhere)
+    copied.keep_up()
+    with (elsewhere / "ckpt.pt").open("r+b") as half:
+        half.truncate(1000)
+    elsewhere.rename(folder)
+    assert copied.verify(NAME) == "corrupt" and NAME in copied.names
+
+
 def test_the_disk_looks_again_while_something_is_left_alone(tmp_path: Path) -> None:
     fake = FakeCatalogue("r", [])
     disk = Disk(Root.open(tmp_path / "root", create=True), Settings(), catalogue=lambda *_: fake)  # type: ignore[arg-type, return-value]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Final
 
 from ckptd.disk.series_entries import Entry
@@ -45,6 +45,12 @@ class Arrivals:
         before = self._failed.get(entry.name)
         if before is None or before[0] != signature:
             self._failed[entry.name] = signature, self._now()
+
+    def listed(self, names: Set[str]) -> None:
+        """There are no others: one that comes by such a name again is another one, though it may have the inode."""
+        for known in (self._whole, self._failed):
+            for name in known.keys() - names:
+                del known[name]
 
     def may_move(self, entry: Entry) -> bool:
         """Whether one that failed, and hasn't changed since, isn't being copied any more."""

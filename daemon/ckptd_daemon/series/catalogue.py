@@ -220,6 +220,7 @@ class Catalogue:
         What can't be removed is warned of and tried again the next time.
         """
         self.rescan()
+        self._arrivals.listed(self._view.names)
         self._view.read_decisions()
         self._retry_quarantine()
         return prune(self._view, policy, self._trash, before=self._record_marks) if self._committed else []

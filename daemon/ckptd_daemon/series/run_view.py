@@ -7,7 +7,7 @@ read anew whenever the names in the folder differ. It changes nothing on disk.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, KeysView
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +56,11 @@ class RunView:
     @property
     def run_id(self) -> str:
         return self.series.run_id
+
+    @property
+    def names(self) -> KeysView[str]:
+        """Of all entries."""
+        return self._entries.keys()
 
     def __getitem__(self, name: str) -> Entry | None:
         return self._entries.get(name)
