@@ -19,7 +19,7 @@ def test_whoever_keeps_the_loop_busy_with_messages_gets_a_turn_and_no_more() -> 
         return SimpleNamespace(socket=object(), connections=SimpleNamespace(news=object()), **more)
 
     service: Any = SimpleNamespace(handle=handle, clients=SimpleNamespace(closed=False, leaving=""))
-    endpoint = polled(receive=lambda: waiting.pop(0) if waiting else None)
+    endpoint = polled(take=lambda take: bool(waiting) and (take(*waiting.pop(0)), True)[1])
     nobody: Any = None
     loop = Server(endpoint, polled(), service, [], nobody, nobody, grace_s=0.0, idle_exit_s=None)
     loop.finish()

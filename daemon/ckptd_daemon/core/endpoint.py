@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -121,16 +122,20 @@ class Endpoint:
             return error.errno != errno.EHOSTUNREACH
         return True
 
-    def receive(self) -> tuple[bytes, bytes] | None:
-        """(identity, data) of the next message that has the form of one; None when there is none now."""
-        while True:
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return None
-            if len(frames) == 2:
-                return frames[0], frames[1]
+    def take(self, handle: Callable[[bytes, bytes], object]) -> bool:
+        """Hand over (identity, data) of the next message, if it has the form of one; False when there is none now.
+
+        One at a time, whatever its form: whoever sends nothing but nonsense gets his share of the loop, and no more.
+        """
+        try:
+            frames = self.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        if len(frames) == 2:
+            handle(frames[0], frames[1])
+        else:
             self._dropped.note("frames", f"{len(frames)} frames")
+        return True
 
     def cut_off(self) -> int:
         """End all connections, and with them what has come of unfinished messages; how many there were."""
@@ -151,18 +156,17 @@ class StreamEndpoint(Endpoint):
     _most_bytes = MAX_FRAME_BYTES + _ENCRYPTION_BYTES
     _most_queued = _QUEUED_PIECES
 
-    def receive_piece(self) -> tuple[bytes, bytes, memoryview | None] | None:
-        """(identity, data, raw bytes if any) of the next message that has the form of one; None when there is none."""
-        while True:
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return None
-            if len(frames) == 2:
-                return frames[0].bytes, frames[1].bytes, None
-            if len(frames) == 3:
-                return frames[0].bytes, frames[1].bytes, frames[2].buffer
+    def take_piece(self, handle: Callable[[bytes, bytes, memoryview | None], object]) -> bool:
+        """The same with the raw bytes, if there are any."""
+        try:
+            frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        if len(frames) in (2, 3):
+            handle(frames[0].bytes, frames[1].bytes, frames[2].buffer if len(frames) == 3 else None)
+        else:
             self._dropped.note("frames", f"{len(frames)} frames")
+        return True
 
 
 def last_words(endpoint: Endpoint) -> None:

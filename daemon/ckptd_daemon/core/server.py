@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import FrameType
 from typing import Final
 
@@ -142,17 +143,16 @@ class Server:
 
     def _receive(self) -> None:
         until = time.monotonic() + _MESSAGES_A_TURN_S
-        while (message := self._endpoint.receive()) is not None:
-            self._service.handle(*message)
+        while self._endpoint.take(self._service.handle):
             if time.monotonic() >= until:  # the others get their turn: nobody may keep the loop busy
                 return
 
     def _receive_pieces(self) -> None:
+        streams = self._service.clients.streams
+        handle = partial(streams.handle, leaving=self._service.clients.closed)
         for _ in range(_PIECES_A_TURN):
-            message = self._inlet.receive_piece()
-            if message is None:
+            if not self._inlet.take_piece(handle):
                 return
-            self._service.clients.streams.handle(*message, leaving=self._service.clients.closed)
 
     def _watch_descriptors(self) -> None:
         wanted = {worker.fileno() for worker in self._workers} | {
