@@ -18,8 +18,9 @@ from ckptd.disk.lineage import Position
 from ckptd.disk.lock import RootLock
 from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.disk.slot_folder import record_root, recorded_ids
-from ckptd.errors import BadRoot, RootLocked
+from ckptd.errors import BadRoot, NoDaemon, RootLocked
 from ckptd.link import route
+from ckptd.link.connection import connect
 from daemon_parts import BareClient, DaemonProcess, Places, descriptor_of, new_client_id, places_in
 from other_user import another_user, as_another_user, only_root
 
@@ -121,6 +122,21 @@ def test_another_user_may_ask_for_the_latest_where_the_files_can_be_read(public:
     )
     found = as_another_user(lambda: ckptd.latest_valid(root.path, "r"))
     assert str(made.path) in found
+
+
+def test_another_user_who_asks_for_the_daemon_is_told_that_he_may_not_know(public: Path) -> None:
+    root = Root.open(public / "root", create=True)
+    root.path.chmod(0o755)
+
+    def knock() -> str:
+        try:
+            connect(root).close()
+        except NoDaemon as error:
+            return str(error)
+        return "connected"
+
+    assert "none is recorded" in knock()
+    assert "can't be read by this user" in as_another_user(knock)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptd.errors import (
+    CheckpointGone,
     CheckpointWarning,
     CorruptCheckpoint,
     NoDaemon,
@@ -179,6 +180,15 @@ def test_corrupt_is_reported_also_when_nobody_holds_the_ticket(
     error = wire.WireError.of(CorruptCheckpoint("sha256 is wrong", where="ckpt.pt"))
     outbox.take(notice("corrupt", error=error), 0.0)
     with pytest.raises(CorruptCheckpoint, match="step 10 is corrupt on disk"):
+        failures.surface(0.0)
+
+
+def test_what_was_removed_is_not_said_to_be_corrupt(outbox: Outbox, slot: Slot, failures: Failures) -> None:
+    stage(outbox, slot)
+    outbox.take(notice("committed"), 0.0)
+    error = wire.WireError.of(CheckpointGone("it was removed before it could be verified", where="step-10"))
+    outbox.take(notice("corrupt", error=error), 0.0)
+    with pytest.raises(CheckpointGone, match="step 10 is gone from the disk"):
         failures.surface(0.0)
 
 

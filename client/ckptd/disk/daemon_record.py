@@ -73,6 +73,17 @@ class DaemonRecord:
         except (OSError, CorruptCheckpoint):
             return None  # an absent and a damaged record mean the same: nobody to knock at
 
+    @staticmethod
+    def is_closed_to_us(root: Root) -> bool:
+        """Whether this user may not look for one: then it can't be told whether there is any."""
+        try:
+            (root.service_dir / _FILE).lstat()
+        except PermissionError:
+            return True
+        except OSError:
+            return False
+        return not os.access(root.service_dir / _FILE, os.R_OK, effective_ids=True)
+
     def write(self, root: Root) -> None:
         """Publish this record. The caller holds the root's lock."""
         said = {name: value for name, value in asdict(self).items() if self.tcp or name not in _OF_TCP}

@@ -65,6 +65,8 @@ def _nobody(root: Root, record: DaemonRecord | None) -> NoDaemon:
     """The error for a record that names no living daemon; another process may hold the root's lock all the same."""
     seen = "none is recorded" if record is None else f"pid {record.pid} has died"
     todo = how_to_start(root)
+    if record is None and DaemonRecord.is_closed_to_us(root):
+        seen, todo = "whether one is recorded can't be read by this user", "ask as the user whose root it is"
     if (pid := holder(root)) is not None:
         seen += f", but pid {pid} holds the root's lock"
         todo = f"try again: a daemon whose record was removed tells it anew within seconds; else end it (kill {pid})"

@@ -11,7 +11,7 @@ import weakref
 from pathlib import Path
 from typing import Final, cast
 
-from ckptd.errors import CkptdError, NoDaemon, OutcomeUnknown, SaveFailed
+from ckptd.errors import CheckpointGone, CkptdError, NoDaemon, OutcomeUnknown, SaveFailed
 from ckptd.link.failures import Failure, Failures
 from ckptd.link.staging import Staged
 from ckptd.link.ticket import Ticket, TicketState
@@ -124,7 +124,8 @@ class Outbox:
         changed = ticket is None or ticket.become(cast(TicketState, notice.state), error=error)
         if notice.state == "corrupt" and changed:
             cause = error or CkptdError("its bytes on disk are wrong", where=notice.name)
-            self._failures.failed(Failure(notice.snapshot, notice.step, cause, "is corrupt on disk"))
+            found = "is gone from the disk" if isinstance(cause, CheckpointGone) else "is corrupt on disk"
+            self._failures.failed(Failure(notice.snapshot, notice.step, cause, found))
 
     def _unknown(self, staged: Staged | None, error: WireError | None) -> Staged | None:
         if staged is None:
