@@ -257,3 +257,12 @@ def test_a_process_is_known_by_pid_and_start_time() -> None:
     child.communicate()
     assert process_started(child.pid) is None
     assert process_started(-1) is None
+
+
+def test_a_file_where_slots_are_to_lie_is_said_as_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CKPTD_SHM_DIR", str(tmp_path / "file"))
+    with pytest.raises(BadRoot, match="CKPTD_SHM_DIR is no folder"):
+        Root.open(tmp_path / "root", create=True).slot_dir()

@@ -96,7 +96,10 @@ class Root:
         """
         parent = _shm_parent()
         if "CKPTD_SHM_DIR" in os.environ:
-            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise _unusable("CKPTD_SHM_DIR is no folder", parent, error) from error
         return private_dir(self.slot_path)
 
     def runtime_dir(self) -> Path:

@@ -68,7 +68,7 @@ class Recorder:
         try:
             self._writer.reserve(size)
         except SharedMemoryTooSmall as error:
-            raise _with_ways_out(error) from error
+            raise self._with_ways_out(error) from error
         pin_reserved(self._writer.memories())
         self._reserved = True
 
@@ -154,7 +154,7 @@ class Recorder:
         try:
             self._writer.submit(ticket, payload, busy_timeout_s=wait_s)
         except SharedMemoryTooSmall as error:
-            raise _with_ways_out(error) from error
+            raise self._with_ways_out(error) from error
 
     def _descriptor(self, ticket: Ticket, captured: Captured, metrics: dict[str, float]) -> Descriptor:
         return Descriptor(
@@ -173,6 +173,15 @@ class Recorder:
         self._said_gradients = True
         warn(f"step {step}: {left_out(where, 'snapshot')}")
 
+    def _with_ways_out(self, error: SharedMemoryTooSmall) -> SharedMemoryTooSmall:
+        fewer = "use Client(slots=1), " if self._options.slots != 1 else ""
+        ways = f'enlarge /dev/shm (docker: --shm-size), {fewer}or save without it: Client(daemon="off")'
+        if 'daemon="off"' in error.todo:
+            ways = error.todo
+        return SharedMemoryTooSmall(
+            error.what, where=error.where, seen=error.seen, wanted=error.wanted, todo=ways
+        )
+
     def _seconds_before(self) -> float:
         """The run's seconds before this client; without a restore the head's, read once.
 
@@ -188,14 +197,3 @@ class Recorder:
                 head = None  # counted from 0, when nothing before it could be read
             self._earlier_seconds = head.run_seconds if head is not None else 0.0
         return self._earlier_seconds
-
-
-def _with_ways_out(error: SharedMemoryTooSmall) -> SharedMemoryTooSmall:
-    ways = (
-        'enlarge /dev/shm (docker: --shm-size), use Client(slots=1), or save without it: Client(daemon="off")'
-    )
-    if 'daemon="off"' in error.todo:
-        ways = error.todo
-    return SharedMemoryTooSmall(
-        error.what, where=error.where, seen=error.seen, wanted=error.wanted, todo=ways
-    )
