@@ -533,8 +533,8 @@ def test_a_state_too_large_for_shared_memory_is_refused_before_copying_with_the_
 
 
 def test_with_one_slot_the_way_out_is_not_one_slot(root: Root, fake: FakeDaemon) -> None:
-    fake.refuse = SharedMemoryTooSmall("no room for a slot", where="/dev/shm")
     with client_of(root, transport="shm", slots=1) as client:
+        fake.refuse = SharedMemoryTooSmall("no room for a slot", where="/dev/shm")
         with pytest.raises(SharedMemoryTooSmall, match=r"--shm-size[^,]*, or save without it"):
             client.reserve(state_of(1.0))
 
