@@ -25,7 +25,7 @@ from ckptd_daemon.verify import pace, verifier, verifier_process
 from ckptd_daemon.verify.backlog import Job
 from ckptd_daemon.verify.pace import Pace
 from ckptd_daemon.verify.verifier import VerifierLoop
-from ckptd_daemon.verify.verifier_lines import Hurry, Line, Verdict, from_line
+from ckptd_daemon.verify.verifier_lines import Hurry, Line, Verdict, Writing, from_line
 from ckptd_daemon.verify.verifier_process import Verifier
 from fake_daemon import FakeDaemon, wait_until
 from made_series import Made
@@ -201,8 +201,9 @@ def test_the_session_comes_back_in_the_middle_though_the_kernel_refuses_at_first
 # --- how it comes to know -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("tell", "line"), [(Verifier.hurry, Hurry), (Verifier.writing, Writing)])
 def test_the_verifier_is_told_when_that_changes_and_a_new_one_anew(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tell: Any, line: Any
 ) -> None:
     heard = tmp_path / "heard"
     heard.touch()
@@ -215,18 +216,18 @@ def test_the_verifier_is_told_when_that_changes_and_a_new_one_anew(
     def heard_is(*lines: Line) -> None:
         wait_until(lambda: [from_line(data) for data in heard.read_bytes().splitlines()] == list(lines))
 
-    one.hurry(True)  # there is nobody to tell it to
+    tell(one, True)  # there is nobody to tell it to
     one.start()
     try:
         for now in (False, True, True, False, True):
-            one.hurry(now)
-        heard_is(Hurry(True), Hurry(False), Hurry(True))
+            tell(one, now)
+        heard_is(line(True), line(False), line(True))
         first = one.pid
         assert first is not None
         os.kill(first, 9)
         wait_until(lambda: one.read_reports() or one.pid not in (None, first))
-        one.hurry(True)
-        heard_is(Hurry(True), Hurry(False), Hurry(True), Hurry(True))
+        tell(one, True)
+        heard_is(line(True), line(False), line(True), line(True))
     finally:
         one.stop()
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ckptd.disk import durable, root_id
+from ckptd.disk import birth_time, durable, root_id
 from ckptd.disk.rootdir import DaemonRecord, Root, own_start, private_dir, process_started
 from ckptd.errors import BadRoot, InvalidArgument
 
@@ -57,6 +57,17 @@ def test_a_record_that_was_copied_with_its_root_names_nobody(tmp_path: Path) -> 
     assert DaemonRecord.read(Root.for_reading(tmp_path / "c")) is None
     (tmp_path / "a").rename(tmp_path / "b")
     assert DaemonRecord.read(Root.for_reading(tmp_path / "b")) == record()
+
+
+def test_a_backup_in_the_place_of_a_deleted_root_with_its_inode_has_neither_its_id_nor_its_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Root.open(tmp_path / "a", create=True)
+    record().write(root)
+    monkeypatch.setattr(birth_time, "born_ns", lambda _: 5)  # all else is as it was recorded
+    assert DaemonRecord.read(root) is None
+    assert Root.for_reading(root.path).id == ""
+    assert Root.open(root.path, create=False).id not in ("", root.id)
 
 
 def test_a_damaged_id_file_is_replaced(tmp_path: Path) -> None:

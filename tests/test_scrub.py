@@ -405,35 +405,6 @@ def test_its_lines_survive_the_pipe_and_nonsense_is_refused() -> None:
             from_line(bad)
 
 
-def test_the_process_is_told_of_writes_when_that_changes_and_a_new_one_anew(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heard, script = tmp_path / "heard", tmp_path / "child"
-    heard.touch()
-    script.write_text(f"#!/bin/sh\nexec cat >> {heard}\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script))
-    one = Verifier(made.root.path, backoff_first_s=0.01)
-
-    def heard_is(*lines: Line) -> None:
-        wait_until(lambda: [from_line(data) for data in heard.read_bytes().splitlines()] == list(lines))
-
-    one.writing(True)  # there is nobody to tell it to
-    one.start()
-    try:
-        for now in (False, True, True, False, True):
-            one.writing(now)
-        heard_is(Writing(True), Writing(False), Writing(True))
-        first = one.pid
-        assert first is not None
-        os.kill(first, 9)
-        wait_until(lambda: bool(one.read_reports()) or one.pid not in (None, first))
-        one.writing(True)
-        heard_is(Writing(True), Writing(False), Writing(True), Writing(True))
-    finally:
-        one.stop()
-
-
 # --- the medium itself --------------------------------------------------------------------------------
 
 

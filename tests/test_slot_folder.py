@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptd.disk import slot_folder
+from ckptd.disk import birth_time, slot_folder
 from ckptd.disk.birth_time import born_ns
 from ckptd.disk.rootdir import Root
 from ckptd.disk.slot_folder import RECORD, record_root, recorded_ids, remove_slot_folder
@@ -73,7 +73,7 @@ def test_a_root_that_has_the_inode_of_a_deleted_one_gets_none_of_its_slots(
 ) -> None:
     id_file(root.path).write_text("{}")  # another root's that was put in its place: it says another inode
     assert recorded_ids(shm, root.path) == [root.id]
-    monkeypatch.setattr(slot_folder, "born_ns", lambda _path: 5)
+    monkeypatch.setattr(birth_time, "born_ns", lambda _path: 5)
     assert recorded_ids(shm, root.path) == []
     assert Root.open(root.path, create=False).id != root.id
 

@@ -8,12 +8,22 @@ import struct
 from pathlib import Path
 from typing import Final
 
-__all__ = ["born_ns"]
+__all__ = ["born_ns", "place_of"]
 
 _FROM_WORKING_FOLDER: Final = -100  # AT_FDCWD
 _BIRTH: Final = 0x800  # STATX_BTIME
 _STATX_BYTES: Final = 256
 _BIRTH_AT: Final = 80  # of stx_btime in struct statx, the same on every machine
+
+
+def place_of(folder: Path) -> dict[str, int | None]:
+    """What a record says to tell this folder from any other: from a copy of it, and from one that was deleted.
+
+    Raises:
+        OSError: It isn't there.
+    """
+    found = folder.stat()
+    return {"dev": found.st_dev, "ino": found.st_ino, "born": born_ns(folder)}
 
 
 def born_ns(path: Path) -> int | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ckptd.disk import durable
+from ckptd.disk.birth_time import place_of
 from ckptd.disk.folder_files import open_folder, read_small_file
 from ckptd.errors import CorruptCheckpoint
 from ckptd.format.strict_json import canonical, parse
@@ -67,7 +68,7 @@ class DaemonRecord:
             finally:
                 os.close(folder)
             obj = parse(data, where=str(path), max_bytes=_MOST_BYTES)
-            if not isinstance(obj, dict) or obj.pop("root", None) != _place_of(root):
+            if not isinstance(obj, dict) or obj.pop("root", None) != place_of(root.path):
                 return None
             return cls(**_checked(obj, str(path)))
         except (OSError, CorruptCheckpoint):
@@ -87,7 +88,7 @@ class DaemonRecord:
     def write(self, root: Root) -> None:
         """Publish this record. The caller holds the root's lock."""
         said = {name: value for name, value in asdict(self).items() if self.tcp or name not in _OF_TCP}
-        record = {"schema": _SCHEMA, "root": _place_of(root), **said}
+        record = {"schema": _SCHEMA, "root": place_of(root.path), **said}
         durable.replace_file(root.service_dir / _FILE, [canonical(record)], sync=False)
 
     def remove(self, root: Root) -> None:
@@ -99,12 +100,6 @@ class DaemonRecord:
     def alive(self) -> bool:
         """Whether that very process still runs (on this machine, in this pid namespace)."""
         return process_started(self.pid) == self.pid_started
-
-
-def _place_of(root: Root) -> dict[str, int]:
-    """What tells this root from a copy of it."""
-    found = root.path.stat()
-    return {"dev": found.st_dev, "ino": found.st_ino}
 
 
 def process_started(pid: int) -> int | None:

@@ -1,4 +1,4 @@
-"""The root's id: 32 hex digits in .ckptd/root.json, bound to the root folder's device and inode."""
+"""The root's id: 32 hex digits in .ckptd/root.json, bound to the root folder's device, inode and birth time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ckptd.disk import durable
+from ckptd.disk.birth_time import place_of
 from ckptd.disk.folder_files import open_folder, read_small_file
 from ckptd.disk.slot_folder import recorded_ids
 from ckptd.errors import CorruptCheckpoint
@@ -35,13 +36,13 @@ def read_id(root: Path, service: Path) -> str | None:
             os.close(folder)
     except (OSError, CorruptCheckpoint):
         return None
-    found = root.stat()
-    if not isinstance(obj, dict) or set(obj) != {"schema", "id", "dev", "ino"} or obj["schema"] != _SCHEMA:
+    place = place_of(root)
+    if not isinstance(obj, dict) or set(obj) != {"schema", "id", *place} or obj["schema"] != _SCHEMA:
         return None
     root_id = obj["id"]
     if not isinstance(root_id, str) or len(root_id) != 32 or set(root_id) - set("0123456789abcdef"):
         return None
-    return root_id if (obj["dev"], obj["ino"]) == (found.st_dev, found.st_ino) else None
+    return root_id if {name: obj[name] for name in place} == place else None
 
 
 def read_or_make_id(root: Path, service: Path, shm_parent: Path) -> str:
@@ -80,8 +81,7 @@ def restore_id(root: Path, service: Path, root_id: str) -> bool:
 
 
 def _write(root: Path, service: Path, root_id: str) -> None:
-    found = root.stat()
-    record = {"schema": _SCHEMA, "id": root_id, "dev": found.st_dev, "ino": found.st_ino}
+    record = {"schema": _SCHEMA, "id": root_id, **place_of(root)}
     # Not synced: a power cut takes the slots as well, and without slots one id is as good as another.
     durable.replace_file(service / _FILE, [canonical(record)], sync=False)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ckptd.disk import durable, leftovers
-from ckptd.disk.birth_time import born_ns
+from ckptd.disk.birth_time import place_of
 from ckptd.disk.folder_files import open_folder, read_small_file
 from ckptd.errors import CorruptCheckpoint
 from ckptd.format.strict_json import canonical, parse
@@ -38,7 +38,7 @@ def record_root(folder: Path, root: Path) -> None:
         OSError: It can't; what it said before is untouched.
     """
     leftovers.sweep(folder)
-    wanted = {"schema": _SCHEMA, "path": os.fsdecode(root), **_folder_of(root)}
+    wanted = {"schema": _SCHEMA, "path": os.fsdecode(root), **place_of(root)}
     if _recorded(folder) != wanted:
         durable.replace_file(folder / RECORD, [canonical(wanted)], sync=False)  # memory: nothing to sync
 
@@ -56,7 +56,7 @@ def recorded_ids(parent: Path, root: Path) -> list[str]:
         names = os.listdir(parent)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    wanted = _folder_of(root)
+    wanted = place_of(root)
     held = []
     for name in names:
         match = _NAME.fullmatch(name)
@@ -94,12 +94,6 @@ def _recorded(folder: Path) -> dict[str, Any] | None:
     if not isinstance(obj, dict) or set(obj) != names or obj["schema"] != _SCHEMA:
         return None
     return obj
-
-
-def _folder_of(root: Path) -> dict[str, int | None]:
-    """What tells this folder from any other, also from one that was deleted."""
-    found = root.stat()
-    return {"dev": found.st_dev, "ino": found.st_ino, "born": born_ns(root)}
 
 
 def _is_private(folder: Path) -> bool:

@@ -113,9 +113,10 @@ class DaemonWriter:
                 generation = fill(slot, self._link.owner, ticket.snapshot, payload)
                 self._link.stage(Staged(ticket, slot, generation))
 
-    def take_note(self) -> str:
-        """What happened to shared memory since the last call; "" when nothing did."""
-        return self._link.stages.removed_note()
+    def take_notes(self) -> list[str]:
+        """What happened to shared memory since the last call."""
+        note = self._link.stages.removed_note()
+        return [note] if note else []
 
     def memories(self) -> list[memoryview]:
         """The memory snapshots are copied to, as far as it is reserved."""

@@ -194,9 +194,9 @@ class InlineWriter:
         sequence = max(series.next_sequence, self._next_sequence)
         return position_after(series, descriptor, sequence, run_id=self.run_id)
 
-    def take_note(self) -> str:
-        """There is no shared memory."""
-        return ""
+    def take_notes(self) -> list[str]:
+        """None: there is no shared memory."""
+        return []
 
     def memories(self) -> list[memoryview]:
         """None that is worth arranging for: it is copied to and written in one go."""

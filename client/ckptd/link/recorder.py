@@ -94,11 +94,8 @@ class Recorder:
         except (TimedOut, NoDaemon, SaveFailed) as error:
             self._skip(ticket, error)
         self._say_if_gradients_are_left_out(step, state)
-        for note in (
-            *(() if self._overlap is None else self._overlap.take_notes()),
-            self._writer.take_note(),
-        ):
-            if note:
+        for source in (self._overlap, self._writer):
+            for note in () if source is None else source.take_notes():
                 warn(note)
         return ticket
 

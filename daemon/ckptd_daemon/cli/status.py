@@ -79,8 +79,7 @@ def _staged_by_run(root: Root) -> dict[str, list[dict[str, Any]]]:
     from ckptd.snapshot.staged import facts_of_slot
 
     staged: dict[str, list[dict[str, Any]]] = {}
-    folder = [root.slot_path] if root.id else []  # a copy that nobody has used has none
-    for slot in (slot for path in folder for slot in sealed_slots(path)):
+    for slot in sealed_slots(root.slot_path) if root.id else ():  # a copy that nobody has used has none
         with slot, contextlib.suppress(OSError, CkptdError):  # damaged: the daemon says so when it writes it
             staged.setdefault(slot.header.run, []).append(facts_of_slot(slot))
     return staged

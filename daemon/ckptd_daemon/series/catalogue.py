@@ -61,7 +61,6 @@ class Catalogue:
         self._committed = False  # anything, since the start
         self._folder: RunFolder
         self._arrivals = Arrivals(now)
-        self._held: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<Catalogue {self.run_dir} next {self.highest_sequence + 1}>"
@@ -189,7 +188,6 @@ class Catalogue:
             return "corrupt"
         self._view.mark(entry, report)
         self._arrivals.whole(entry)
-        self._held.discard(entry.name)
         log.info(
             "checkpoint.verified run=%s name=%s bytes=%d how=%s",
             self.run,
@@ -202,7 +200,7 @@ class Catalogue:
     @property
     def holds_back(self) -> bool:
         """Whether something failed its check that isn't moved yet, because it may still be being copied."""
-        return bool(self._held)
+        return any(map(self._is_held, self._view.failed))
 
     def write_index(self) -> None:
         """Write the run's index, a cache.
@@ -290,7 +288,7 @@ class Catalogue:
             self.run, entry.name, first, more, self._next_valid(entry),
         )  # fmt: skip
         self._move_away(entry)
-        if entry.name in self._held:
+        if self._is_held(entry.name):
             log.warning("checkpoint.left_alone run=%s name=%s it was put there by somebody, who may still be copying it",
                         self.run, entry.name)  # fmt: skip
 
@@ -307,11 +305,9 @@ class Catalogue:
         rest = [
             e for e in self._view.series.entries if e.own and e.on_line and e.name not in self._view.failed
         ]
-        self._held.discard(entry.name)
         if not entry.own or entry.sequence is None or not rest or not self._view.still_failed(entry.name):
             return
-        if not self._arrivals.may_move(entry):
-            self._held.add(entry.name)
+        if self._is_held(entry.name):
             return
         try:
             target = quarantine(entry.path, self.run_id)
@@ -324,8 +320,11 @@ class Catalogue:
             self._view.drop([entry.name], moved=entry.sequence)
             log.warning("checkpoint.quarantined run=%s name=%s to=%s", self.run, entry.name, target)
 
+    def _is_held(self, name: str) -> bool:
+        entry = self._view[name]
+        return entry is not None and entry.own and not self._arrivals.may_move(entry)
+
     def _retry_quarantine(self) -> None:
-        self._held &= self._view.failed.keys()
         for name in tuple(self._view.failed):
             if (entry := self._view[name]) is not None:
                 self._move_away(entry)

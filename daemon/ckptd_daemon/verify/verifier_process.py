@@ -64,7 +64,7 @@ class Verifier:
         self._asked: dict[
             tuple[str, str], bytes
         ] = {}  # sent or to be sent, not yet reported; sent anew to a new child
-        self._hurried = self._writing = False  # the child was told that somebody waits, that there are writes
+        self._told: set[type[Hurry | Writing]] = set()  # what the child was told to be so
         self._scrub: ScrubState | None = None
         self._scrub_at = 0.0  # when it said so
         self._out = bytearray()
@@ -112,17 +112,11 @@ class Verifier:
 
     def hurry(self, now: bool) -> None:
         """Whether somebody waits for it: then it reads at normal priority. Call again and again, as for read_reports."""
-        if now != self._hurried and self._process is not None and not self._out:
-            self._hurried = now
-            self._out += to_line(Hurry(now))
-            self._flush()
+        self._tell(Hurry(now))
 
     def writing(self, now: bool) -> None:
         """Whether checkpoints are being written: meanwhile the scrub waits. Call again and again, as for read_reports."""
-        if now != self._writing and self._process is not None and not self._out:
-            self._writing = now
-            self._out += to_line(Writing(now))
-            self._flush()
+        self._tell(Writing(now))
 
     def read_reports(self) -> list[tuple[str, Report]]:
         """All reports that came in, as (run, report), also on what nobody asked about. Never blocks."""
@@ -156,7 +150,7 @@ class Verifier:
 
     def _scrub_status(self) -> dict[str, Any]:
         """As its child has said last, its times brought up to now."""
-        every = {"every_s": self._timing[-1], "gives_way": self._writing}
+        every = {"every_s": self._timing[-1], "gives_way": Writing in self._told}
         if (state := self._scrub) is None:
             return every
         since_s = time.monotonic() - self._scrub_at
@@ -165,6 +159,14 @@ class Verifier:
             "next_s": None if state.next_s is None else max(0.0, state.next_s - since_s),
         }
         return every | asdict(state) | times
+
+    def _tell(self, line: Hurry | Writing) -> None:
+        """When it changes. While the pipe is full the next call tries again."""
+        kind = type(line)
+        if line.now != (kind in self._told) and self._process is not None and not self._out:
+            (self._told.add if line.now else self._told.discard)(kind)
+            self._out += to_line(line)
+            self._flush()
 
     # --- the child's life -------------------------------------------------------------------------
 
@@ -189,7 +191,7 @@ class Verifier:
             os.set_blocking(_fd(pipe), False)
         self._epoll.register(_fd(process.stdout), select.EPOLLIN)
         self._in.clear()
-        self._hurried = self._writing = False
+        self._told.clear()
         self._scrub = None
         self._out = bytearray(b"".join(self._asked.values()))
         self._watch = WatchState("starting", "")
