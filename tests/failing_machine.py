@@ -128,7 +128,9 @@ class Machine:
                 report = check(self.run_dir / written.name, uncached=True)
                 if report.ok:
                     self.promised.verified.add(report.sequence or 0)
-                return self.disk.judge(RUN, report, at_once=True).verdict
+                verdict = self.disk.judge(RUN, report).verdict
+                self.disk.sum_up(RUN, at_once=True)
+                return verdict
         return ""
 
     def damage(self, written: Written | None) -> None:

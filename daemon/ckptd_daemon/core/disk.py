@@ -85,10 +85,9 @@ class Overtaken:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What came of a report: "verified", "corrupt" or "gone", and how many checkpoints retention removed."""
+    """What came of a report: "verified", "corrupt" or "gone"."""
 
     verdict: str
-    removed: int
     summary: Mapping[str, Any]
 
 
@@ -179,22 +178,21 @@ class Disk:
             name=committed.name, step=descriptor.step, nbytes=committed.bytes, seconds=committed.seconds
         )
 
-    def sum_up(self, run: str) -> Mapping[str, Any]:
-        """Something was committed: have the run's index say so, now or when it is due; returns the run's summary."""
-        if self._upkeep.owe(run, retention=False):
+    def sum_up(self, run: str, *, at_once: bool = False) -> Mapping[str, Any]:
+        """Something was committed or judged: do what is owed for it, now or when it is due; returns the run's summary.
+
+        at_once: Somebody waits for the room that retention makes.
+        """
+        if self._upkeep.owe(run, retention=False) or at_once:
             self.keep_up(run)
         return self._catalogue(run).summary()
 
-    def judge(self, run: str, report: Report, *, at_once: bool = False) -> Judged:
-        """Act on the verifier's report: mark or quarantine, and only then see what retention may remove.
-
-        at_once: Somebody waits for the room; else that is done when it is due.
-        """
+    def judge(self, run: str, report: Report) -> Judged:
+        """Act on the verifier's report: mark or quarantine. What retention may remove now is owed; see sum_up."""
         catalogue = self._catalogue(run)
         verdict = catalogue.apply_report(report)
-        due = self._upkeep.owe(run, retention=verdict == "verified")
-        removed = self.keep_up(run) if due or at_once else 0
-        return Judged(verdict=verdict, removed=removed, summary=catalogue.summary())
+        self._upkeep.owe(run, retention=verdict == "verified")
+        return Judged(verdict=verdict, summary=catalogue.summary())
 
     def keep_up(self, run: str) -> int:
         """Do for the run what is owed to it: retention, and its index, a cache; returns how many were removed.

@@ -245,10 +245,8 @@ class Pipeline:
 
     def report(self, run: str, report: Report) -> None:
         """Act on what the verifier found."""
-        for_room = any(s.waits_for_room for s in self.unwritten(run))
         self._disk.submit(
-            lambda: self._disk.judge(run, report, at_once=for_room),
-            lambda result: self._judged(run, report, result),
+            lambda: self._disk.judge(run, report), lambda result: self._judged(run, report, result)
         )
 
     def _judged(self, run: str, report: Report, result: Judged | Exception) -> None:
@@ -260,9 +258,6 @@ class Pipeline:
         if book is None:
             return
         book.summary = result.summary
-        for waiting in book.ledger.unwritten():
-            if waiting.waits_for_room:  # what could be removed has been
-                waiting.retry_at = self._now()
         snapshot = book.ledger.named(report.name)
         if snapshot is not None and snapshot.state in (State.COMMITTED, State.VERIFIED):
             before = snapshot.state
@@ -271,6 +266,19 @@ class Pipeline:
             if snapshot.state is not before:
                 self._listener.snapshot_changed(snapshot, None)
         self._waiting.answer()
+        self._make_room(run)  # the last: nobody waits for files to be removed
+
+    def _make_room(self, run: str) -> None:
+        """Have retention remove what it may: at once where a snapshot waits for that."""
+        waiting = [s for s in self.unwritten(run) if s.waits_for_room]
+
+        def made(result: Mapping[str, Any] | Exception) -> None:
+            self._summed_up(run, result)
+            for snapshot in waiting:
+                if snapshot.waits_for_room:  # what could be removed has been
+                    snapshot.retry_at = self._now()
+
+        self._disk.submit(lambda: self._disk.sum_up(run, at_once=bool(waiting)), made)
 
     def _summed_up(self, run: str, result: Mapping[str, Any] | Exception) -> None:
         if not isinstance(result, Exception):
