@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptd.disk import medium
+from ckptd.disk import read_ahead
 from ckptd.disk.medium import hash_file
 
 SIZES = (0, 1, 4095, 4096, 4097, 2**20, 2**20 + 1, 4 * 2**20, 4 * 2**20 + 1, 9 * 2**20 + 17)
@@ -38,7 +38,7 @@ def test_without_direct_reads_the_cache_is_dropped_and_looked_at(
     file: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fd, data = file
-    monkeypatch.setattr(medium, "_set_flags", lambda _fd, _flags: False)
+    monkeypatch.setattr(read_ahead, "_set_flags", lambda _fd, _flags: False)
     sha256, _, how = hash_file(fd, uncached=True)
     assert sha256 == hashlib.sha256(data).hexdigest()
     assert how in ("dontneed", "cached")  # cached: a file system that keeps its pages, such as tmpfs
@@ -47,7 +47,7 @@ def test_without_direct_reads_the_cache_is_dropped_and_looked_at(
 def test_pages_that_stay_in_memory_are_not_called_read_from_the_medium(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(medium, "_set_flags", lambda _fd, _flags: False)
+    monkeypatch.setattr(read_ahead, "_set_flags", lambda _fd, _flags: False)
     monkeypatch.setattr(
         os, "posix_fadvise", lambda *_args: None
     )  # as for dirty or mapped pages: nothing happens

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import ckptd
-from ckptd.disk import medium, read_buffers, verification
+from ckptd.disk import read_ahead, read_buffers, verification
 from ckptd.disk.crew import do_all
-from ckptd.disk.medium import hashing
+from ckptd.disk.medium import hash_file, hashing
 from ckptd.disk.priority import LOWEST, Urgency
 from ckptd.disk.rootdir import Root
 from ckptd.errors import TimedOut
@@ -48,7 +48,7 @@ def made(tmp_path: Path) -> Made:
 def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A file of eight blocks."""
     monkeypatch.setattr(read_buffers, "BUFFER_BYTES", SECTOR)
-    monkeypatch.setattr(medium, "_SMALL_BYTES", SECTOR)
+    monkeypatch.setattr(read_ahead, "BUFFER_BYTES", SECTOR)
     (tmp_path / "large").write_bytes(bytes(8 * SECTOR))
     fd = os.open(tmp_path / "large", os.O_RDONLY)
     yield fd
@@ -74,7 +74,7 @@ def test_the_rest_of_a_file_is_read_and_hashed_at_normal_priority_once_somebody_
 
     monkeypatch.setattr(os, "preadv", reading)
     ((sha256, count, _how),) = do_all([hashing(large, uncached=False, progress=hashed)], urgency, name="t")
-    assert (sha256, count) == (medium.hash_file(large, uncached=False)[0], 8 * SECTOR)
+    assert (sha256, count) == (hash_file(large, uncached=False)[0], 8 * SECTOR)
     assert hashes == [LOWEST] * 3 + [OURS] * 5
     assert reads[:8] == [LOWEST] * 4 + [OURS] * 4  # one block ahead
 

@@ -35,8 +35,12 @@ def test_a_pair_is_one_huge_page_and_used_again() -> None:
         assert address(again) == start
 
 
-def test_each_reader_has_its_own_and_no_more_are_kept_than_there_are_cpus() -> None:
-    readers = len(os.sched_getaffinity(0)) + 2
+@pytest.mark.parametrize(("cpus", "kept"), [(2, 2), (64, 4)])
+def test_each_reader_has_its_own_and_few_are_kept(
+    cpus: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cpus)))
+    readers = kept + 2
     together = Barrier(readers)
 
     def read(_number: int) -> int:
@@ -46,7 +50,7 @@ def test_each_reader_has_its_own_and_no_more_are_kept_than_there_are_cpus() -> N
 
     with ThreadPoolExecutor(readers) as pool:
         assert len(set(pool.map(read, range(readers)))) == readers
-    assert len(read_buffers._free) == readers - 2
+    assert len(read_buffers._free) == kept
 
 
 def test_a_reader_that_fails_gives_its_pair_back() -> None:

@@ -12,13 +12,15 @@ import hashlib
 import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
 from typing import Final
 
+from ckptd.disk.cold_read import is_cold, pieces_into
 from ckptd.disk.entry import read_failed
 from ckptd.disk.folder_files import close_all, open_file, open_folder
 from ckptd.disk.index_files import refuse_other_step
+from ckptd.disk.read_ahead import NotDirect, direct
 from ckptd.disk.read_blocks import blocks, fill, read_block
 from ckptd.disk.reader import Span
 from ckptd.errors import CheckpointGone, CkptdError, CorruptCheckpoint
@@ -113,9 +115,8 @@ class CheckpointReader:
         size, wanted = self._wanted[name]
         digest = hashlib.sha256()
         with self._reading(name) as fd:
-            for block in blocks(spans, size):
-                for chunk in read_block(fd, block):
-                    digest.update(chunk)
+            for chunk in _chunks(fd, spans, size):
+                digest.update(chunk)
         if digest.hexdigest() != wanted:
             raise CorruptCheckpoint(
                 "the sha256 differs from what index.json says",
@@ -230,6 +231,18 @@ class CheckpointReader:
         if error.errno in (errno.ENOTDIR, errno.ELOOP):
             return CorruptCheckpoint("a link or a file, not a folder", where=where)
         return read_failed(error, where)
+
+
+def _chunks(fd: int, spans: Sequence[Span], size: int) -> Iterator[memoryview]:
+    """Read the whole file, its spans into their memory; its bytes in their order."""
+    if is_cold(fd, size):
+        with direct(fd) as is_direct:
+            if is_direct:
+                with suppress(NotDirect):
+                    yield from pieces_into(fd, spans, size)
+                    return
+    for block in blocks(spans, size):
+        yield from read_block(fd, block)
 
 
 def _wanted_files(index: CheckpointIndex, only: set[str] | None) -> dict[str, tuple[int, str]]:

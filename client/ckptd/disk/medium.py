@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import mmap
 import os
-import threading
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, Literal
+from typing import Literal
 
-from ckptd.disk.read_buffers import BUFFER_BYTES, buffer_pair
+from ckptd.disk.read_ahead import NotDirect, direct, pieces_ahead
 from ckptd.memory_calls import map_at, residency, unmap
 
 How = Literal["direct", "dontneed", "cached"]
-
-_SMALL_BYTES: Final = BUFFER_BYTES  #: up to here a second thread costs more than it hides
 
 
 def hash_file(
@@ -63,14 +58,10 @@ def hashing(
     size = os.fstat(fd).st_size
     tell = progress or _silent
     if uncached:
-        flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-        if _set_flags(fd, flags | os.O_DIRECT):
-            try:
-                return (yield from _hash(fd, size, tell)), size, "direct"
-            except _NotDirect:
-                pass  # the file system accepts the flag but not the read
-            finally:
-                _set_flags(fd, flags)
+        with direct(fd) as is_direct:
+            if is_direct:
+                with contextlib.suppress(NotDirect):  # the file system accepts the flag but not the read
+                    return (yield from _hash(fd, size, tell)), size, "direct"
     how: How = "dontneed" if uncached and _drop_cache(fd, size) else "cached"
     return (yield from _hash(fd, size, tell)), size, how
 
@@ -88,86 +79,20 @@ def forget_cached(folder: int, name: str) -> None:
             os.close(fd)
 
 
-class _NotDirect(Exception):
-    """The first direct read was refused."""
-
-
 def _silent(_count: int) -> None:
     pass
 
 
-def _set_flags(fd: int, flags: int) -> bool:
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
-    except OSError:
-        return False
-    return True
-
-
 def _hash(fd: int, size: int, tell: Callable[[int], None]) -> Generator[None, None, str]:
-    """Read into two page-aligned buffers in turn, one being filled while the other is hashed."""
     digest = hashlib.sha256()
-    with buffer_pair() as buffers:
-        if size <= _SMALL_BYTES:
-            count = _read_at(fd, buffers[0], 0, size)
-            digest.update(buffers[0][:count])
-            tell(count)
-            return digest.hexdigest()
-        with _Reader() as reader:
-            pending = reader.submit(fd, buffers[0], 0, size)
-            at = turn = 0
-            while at < size:
-                count = pending.result()
-                full = buffers[turn]
-                at += count
-                turn = 1 - turn
-                if at < size:
-                    pending = reader.submit(fd, buffers[turn], at, size)
-                digest.update(full[:count])
-                tell(count)
-                yield
+    try:
+        for piece in pieces_ahead(fd, size):
+            digest.update(piece)
+            tell(len(piece))
+            yield
+    except EOFError as error:
+        raise OSError(errno.EIO, "the file became shorter while it was read") from error
     return digest.hexdigest()
-
-
-class _Reader:
-    """A thread that reads ahead, at the priority of the thread that wants it: another one when another wants it."""
-
-    def __init__(self) -> None:
-        self._begin()
-
-    def __enter__(self) -> _Reader:
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._thread.shutdown()
-
-    def submit(self, fd: int, buffer: memoryview, at: int, size: int) -> Future[int]:
-        """Have a block read; the one before has been."""
-        if self._wanted_by != threading.get_ident():
-            self._thread.shutdown()
-            self._begin()
-        return self._thread.submit(_read_at, fd, buffer, at, size)
-
-    def _begin(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ckptd-read")
-        self._wanted_by = threading.get_ident()
-
-
-def _read_at(fd: int, buffer: memoryview, at: int, size: int) -> int:
-    """Fill the buffer, or up to the end of the file: a short read in the middle is continued."""
-    wanted = min(len(buffer), size - at)
-    got = 0
-    while got < wanted:
-        try:
-            count = os.preadv(fd, [buffer[got:]], at + got)
-        except OSError as error:
-            if error.errno == errno.EINVAL and at == got == 0:
-                raise _NotDirect from error
-            raise
-        if count == 0:
-            raise OSError(errno.EIO, "the file became shorter while it was read")
-        got += count
-    return wanted
 
 
 def _drop_cache(fd: int, size: int) -> bool:

@@ -23,6 +23,7 @@ __all__ = ["BUFFER_BYTES", "buffer_pair"]
 BUFFER_BYTES: Final = 1 * MIB
 
 _PAIR_BYTES: Final = 2 * BUFFER_BYTES  # a huge page
+_MOST_KEPT: Final = 4  #: for good, in a trainer that has restored, too
 _free: list[memoryview] = []
 _changing = threading.Lock()
 
@@ -31,7 +32,7 @@ _changing = threading.Lock()
 def buffer_pair() -> Iterator[tuple[memoryview, memoryview]]:
     """Two buffers of BUFFER_BYTES each, page-aligned, for the caller alone while it has them; what is in them is undefined.
 
-    As many pairs are kept for the next as there are CPUs.
+    As many pairs are kept for the next as there are CPUs, up to 4.
 
     Raises:
         OSError: There is no memory.
@@ -43,7 +44,7 @@ def buffer_pair() -> Iterator[tuple[memoryview, memoryview]]:
         yield both[:BUFFER_BYTES], both[BUFFER_BYTES : 2 * BUFFER_BYTES]
     finally:
         with _changing:
-            if len(_free) < len(os.sched_getaffinity(0)):
+            if len(_free) < min(len(os.sched_getaffinity(0)), _MOST_KEPT):
                 _free.append(both)
 
 
