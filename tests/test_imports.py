@@ -111,3 +111,17 @@ def test_the_list_of_light_modules_is_not_empty_nor_everything() -> None:
         and "ckptd_daemon.core.server" in LIGHT_MODULES
     )
     assert "ckptd.tensors.capture" in TENSOR_MODULES and len(TENSOR_MODULES) < 100
+
+
+def test_a_verifier_loads_nothing_that_it_needs_only_for_runs_of_earlier_lives() -> None:
+    needless = (
+        "argparse",
+        "msgspec",
+        "uuid",
+        "ckptd.disk.series",
+        "ckptd.disk.rootdir",
+        "ckptd.disk.durable",
+    )
+    code = "import sys, ckptd_daemon.verify.verifier; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(needless) & set(done.stdout.split())

@@ -106,7 +106,7 @@ def test_the_verifier_checks_at_the_lowest_priority_until_its_parent_says_that_s
     sent: list[Line] = []
     noted = partial(verification.check, progress=lambda _count: seen.append(nice()))
     monkeypatch.setattr(verifier, "check", noted)
-    loop = VerifierLoop(made.root, sent.append, rescan_s=600, poll_s=600, settle_s=1)  # type: ignore[arg-type]
+    loop = VerifierLoop(made.root.path, sent.append, rescan_s=600, poll_s=600, settle_s=1)  # type: ignore[arg-type]
     for now, due in ((False, LOWEST), (True, OURS), (False, LOWEST)):
         loop.heed(Hurry(now))
         loop._check(Job("r", name, asked=True))

@@ -53,7 +53,7 @@ class Scrubbing:
     def __init__(self, made: Made, every_s: float = WEEK) -> None:
         self.sent: list[Line] = []
         self.loop = VerifierLoop(
-            made.root, self.sent.append, rescan_s=600, poll_s=600, settle_s=0, scrub_every_s=every_s,  # type: ignore[arg-type]
+            made.root.path, self.sent.append, rescan_s=600, poll_s=600, settle_s=0, scrub_every_s=every_s,  # type: ignore[arg-type]
         )  # fmt: skip
         self.scrub = self.loop.scrub
         self.look()

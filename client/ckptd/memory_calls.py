@@ -1,11 +1,12 @@
-"""Maps at an address that the caller picks, which Python's mmap has no way to ask for. These let go of the GIL."""
+"""Calls of the C library about memory that Python has no way to ask for. These let go of the GIL."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from typing import Final
 
-__all__ = ["FIXED", "NO_ACCESS", "advise", "map_at", "residency", "unmap"]
+__all__ = ["FIXED", "NO_ACCESS", "advise", "allocate_from_one_heap", "map_at", "residency", "unmap"]
 
 NO_ACCESS: Final = 0  #: PROT_NONE
 FIXED: Final = 0x10  #: MAP_FIXED: what was mapped there is replaced
@@ -18,6 +19,7 @@ _libc.mmap.argtypes = (
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+_ARENA_MAX: Final = -8  # M_ARENA_MAX of mallopt(3)
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
@@ -52,3 +54,11 @@ def residency(address: int, pages: int, page_bytes: int) -> bytes | None:
     """mincore(2): a byte for each page of a map, its lowest bit set where the page is in memory; None if refused."""
     seen = ctypes.create_string_buffer(pages)
     return seen.raw if _libc.mincore(address, pages * page_bytes, seen) == 0 else None
+
+
+def allocate_from_one_heap() -> None:
+    """For a process of ours, before it has threads: by default glibc gives each of them a heap, and what one has let go
+    of no other can use. Those that hold the GIL while they allocate don't get in each other's way in one.
+    """
+    with contextlib.suppress(AttributeError):  # a C library without it
+        _libc.mallopt(_ARENA_MAX, 1)

@@ -5,8 +5,8 @@ Order never comes from a name: `sequence` orders checkpoints. A name only says w
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 from typing import Final
 
 from ckptd.errors import InvalidArgument
@@ -72,7 +72,7 @@ def parse_step_folder(name: str) -> tuple[int, int] | None:
 
 def work_folder(kind: str, sequence: int) -> str:
     """A fresh `.tmp-<sequence>-<uuid>` or `.trash-<sequence>-<uuid>`; kind is "tmp" or "trash"."""
-    return f".{kind}-{sequence}-{uuid.uuid4().hex}"
+    return f".{kind}-{sequence}-{os.urandom(16).hex()}"
 
 
 def parse_work_folder(name: str) -> tuple[str, int] | None:
@@ -83,7 +83,7 @@ def parse_work_folder(name: str) -> tuple[str, int] | None:
 
 def quarantine_folder(name: str, sequence: int) -> str:
     """A fresh name inside quarantine/ for checkpoint `name`."""
-    return f"{name}-{sequence}-{uuid.uuid4().hex}"
+    return f"{name}-{sequence}-{os.urandom(16).hex()}"
 
 
 def parse_quarantine_folder(name: str) -> tuple[str, int] | None:

@@ -1,28 +1,35 @@
 """`python -m ckptd_daemon --root DIR`: the daemon as a client or `ckptd start --detach` starts it.
 
-Its standard streams are its log's. Flags are in plain units; the command line people use is `ckptd start`.
+Its standard streams are its log's. Flags are in plain units; the command line people use is `ckptd start`, whose
+parser a daemon would keep in memory for all its life.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import getopt
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
-from ckptd.errors import NO_SPACE, CkptdError, NoSpace
+from ckptd.errors import NO_SPACE, CkptdError, InvalidArgument, NoSpace
+from ckptd.memory_calls import allocate_from_one_heap
 from ckptd_daemon.core.daemon_settings import DEFAULT_GRACE_S, DaemonSettings
 from ckptd_daemon.core.process import run_daemon
 from ckptd_daemon.series.budget import BUDGET_FLAGS
 from ckptd_daemon.series.policy import RetentionPolicy, parse_monitor
 
+_TEXTS: Final = ("root", "run", "monitor", "listen")  #: run: the one the policy is for; all without it
+_SECONDS: Final = ("grace-s", "idle-exit-s")
+_COUNTS: Final = ("keep-last", "keep-best", *BUDGET_FLAGS, "max-write-rate", "scrub-every-s")
+
 
 def main(argv: Sequence[str]) -> int:
     """Run one daemon and return its exit code; an error is one line on stderr."""
     try:
-        return run_daemon(_settings(_parser().parse_args(argv)))
+        return run_daemon(_settings(argv))
     except CkptdError as error:
         _say(f"{type(error).__name__}: {error}\n")
         return error.exit_code
@@ -37,44 +44,42 @@ def _say(line: str) -> None:
         os.write(2, line.encode("utf-8", "backslashreplace"))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ckptd_daemon", allow_abbrev=False)
-    parser.add_argument("--root", required=True)
-    parser.add_argument("--autostarted", action="store_true")
-    parser.add_argument("--grace-s", type=float, default=DEFAULT_GRACE_S)
-    parser.add_argument("--idle-exit-s", type=float)
-    parser.add_argument("--run", help="the run the policy is for; all without one")
-    parser.add_argument("--keep-last", type=int)
-    parser.add_argument("--keep-best", type=int)
-    parser.add_argument("--monitor")
-    for flag in BUDGET_FLAGS:
-        parser.add_argument(f"--{flag}", type=int)
-    parser.add_argument("--max-write-rate", type=int)
-    parser.add_argument("--scrub-every-s", type=int)
-    parser.add_argument("--listen")
-    return parser
-
-
-def _settings(args: argparse.Namespace) -> DaemonSettings:
-    policy = None
-    if (args.keep_last, args.keep_best, args.monitor) != (None, None, None):
-        monitor, mode = parse_monitor(args.monitor) if args.monitor is not None else (None, None)
-        given = {"keep_last": args.keep_last, "keep_best": args.keep_best}
-        counts = {name: value for name, value in given.items() if value is not None}
-        policy = RetentionPolicy(**counts, monitor=monitor, mode=mode)
+def _settings(argv: Sequence[str]) -> DaemonSettings:
+    """Raises InvalidArgument for a flag that isn't one, or isn't what it should be."""
+    try:
+        given, rest = getopt.getopt(
+            list(argv), "", ["autostarted", *(f"{name}=" for name in (*_TEXTS, *_SECONDS, *_COUNTS))]
+        )
+        flags = {name[2:]: value for name, value in given}
+        texts = {name: flags[name] for name in _TEXTS if name in flags}
+        seconds = {name: float(flags[name]) for name in _SECONDS if name in flags}
+        counts = {name: int(flags[name]) for name in _COUNTS if name in flags}
+        root = Path(texts["root"])
+    except (getopt.GetoptError, ValueError, KeyError) as error:
+        raise InvalidArgument("not the daemon's flags", seen=f"{' '.join(argv)} ({error})") from error
+    if rest:
+        raise InvalidArgument("not the daemon's flags", seen=" ".join(rest))
     return DaemonSettings(
-        root=Path(args.root), autostarted=args.autostarted, quiet=True, grace_s=args.grace_s,
-        idle_exit_s=args.idle_exit_s, policy=policy, policy_run=args.run, budget=_budget(args),
-        max_write_rate=args.max_write_rate, scrub_every_s=args.scrub_every_s, listen=args.listen,
+        root=root, autostarted="autostarted" in flags, quiet=True, grace_s=seconds.get("grace-s", DEFAULT_GRACE_S),
+        idle_exit_s=seconds.get("idle-exit-s"), policy=_policy(counts, texts.get("monitor")),
+        policy_run=texts.get("run"), budget=_budget(counts), max_write_rate=counts.get("max-write-rate"),
+        scrub_every_s=counts.get("scrub-every-s"), listen=texts.get("listen"),
     )  # fmt: skip
 
 
-def _budget(args: argparse.Namespace) -> dict[str, int | None]:
+def _policy(counts: Mapping[str, int], monitored: str | None) -> RetentionPolicy | None:
+    kept = {name.replace("-", "_"): counts[name] for name in ("keep-last", "keep-best") if name in counts}
+    if not kept and monitored is None:
+        return None
+    monitor, mode = parse_monitor(monitored) if monitored is not None else (None, None)
+    return RetentionPolicy(**kept, monitor=monitor, mode=mode)
+
+
+def _budget(counts: Mapping[str, int]) -> dict[str, int | None]:
     """What was given of it; 0 is none."""
-    names = [flag.replace("-", "_") for flag in BUDGET_FLAGS]
-    given = {name: getattr(args, name) for name in names}
-    return {name: value or None for name, value in given.items() if value is not None}
+    return {name.replace("-", "_"): counts[name] or None for name in BUDGET_FLAGS if name in counts}
 
 
 if __name__ == "__main__":
+    allocate_from_one_heap()
     sys.exit(main(sys.argv[1:]))

@@ -23,7 +23,6 @@ from ckptd.disk.index_files import IndexedFile, files_of, refuse_other_step
 from ckptd.disk.medium import How, forget_cached, hashing
 from ckptd.disk.priority import Urgency
 from ckptd.disk.verification_v1 import faults_v1
-from ckptd.disk.wrong_path import refuse_wrong_path
 from ckptd.errors import CheckpointGone, CorruptCheckpoint, UnknownSchema
 from ckptd.format.records import SCHEMA_V1, CheckpointIndex, read_index
 from ckptd.format.table_rows import faults_in_files, table_from_bytes
@@ -98,6 +97,8 @@ def verify(path: str | os.PathLike[str], *, uncached: bool = False) -> Report:
         InvalidArgument, NothingThere: It is something else: a file of a checkpoint, a run, any other folder.
         ReadFailed: As for check.
     """
+    from ckptd.disk.wrong_path import refuse_wrong_path  # the verifier, which goes by names, does without
+
     refuse_wrong_path(path)
     work = _Check(Path(path), uncached, None, Urgency())
     report = work.run()

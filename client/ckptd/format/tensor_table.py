@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ckptd.format.strict_json import compact
 from ckptd.snapshot import keypath
-from ckptd.snapshot.descriptor import TensorSpec
+
+if TYPE_CHECKING:  # who reads tables, the verifier too, has no use for the snapshot's types
+    from ckptd.snapshot.descriptor import TensorSpec
 
 TABLE_SCHEMA: Final = "ckpt.v2-tensors"
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from ckptd.limits import MIB
+from ckptd.limits import KIB, MIB
 
-_LEAST_BYTES: Final = 2 * MIB
+_LEAST_BYTES: Final = 256 * KIB
+_GREW_BYTES: Final = 2 * MIB
 _SHARE: Final = 256
 
 
-def with_headroom(size: int) -> int:
-    """`size` and what a state may grow by before its slots must be made anew: 2 MiB and 0.4 % of it.
+def with_headroom(size: int, *, grew: bool) -> int:
+    """`size` and what a state may grow by before its slots must be made anew: 0.4 % of it, and 256 KiB or 2 MiB.
 
     A history that grows by a line with each step would otherwise have new slots made at each snapshot, and every
-    page of them touched. Twice of this, and all else, stays below 1.02 times two states and 32 MiB.
+    page of them touched. Most states never outgrow what was foreseen of them, and theirs stay small.
+
+    Args:
+        size: In bytes.
+        grew: It is more than was foreseen, and so it will be again.
     """
-    return size + _LEAST_BYTES + size // _SHARE
+    return size + (_GREW_BYTES if grew else _LEAST_BYTES) + size // _SHARE

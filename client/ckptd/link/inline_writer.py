@@ -135,7 +135,7 @@ class InlineWriter:
         """Copy and commit; failures are entered and the ticket says so. There is nothing to wait for."""
         with self.lock:
             try:
-                buffer = self._memory_of(payload.size, with_headroom(payload.size))
+                buffer = self._memory_of(payload.size, with_headroom(payload.size, grew=True))
             except SaveFailed as error:
                 self._not_saved(ticket, error)
                 return

@@ -64,7 +64,7 @@ class Recorder:
 
     def reserve(self, state: Mapping[Any, Any], at_least: int = 0) -> None:
         """Have memory for snapshots of `state`, what training adds to it foreseen; see Client.reserve."""
-        size = with_headroom(max(at_least, foresee(state)))
+        size = with_headroom(max(at_least, foresee(state)), grew=False)
         try:
             self._writer.reserve(size)
         except SharedMemoryTooSmall as error:

@@ -57,7 +57,7 @@ class SlotSearch:
                 link.greet()
             elif now >= grow_at and link.must_grow(size):
                 grow_at = now + _GROW_EVERY_S
-                link.reserve(with_headroom(size), max(left_s, NO_NEWS_S))
+                link.reserve(with_headroom(size, grew=True), max(left_s, NO_NEWS_S))
                 continue
             elif way is not None and way.may_come(now):
                 link.look(_SLICE_S)

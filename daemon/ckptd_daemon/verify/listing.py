@@ -7,11 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ckptd.disk.rootdir import Root
-from ckptd.disk.run_index import read_run_index
-from ckptd.disk.series import read_series
 from ckptd.errors import InvalidArgument
-from ckptd.names import check_run_name
+from ckptd.names import INDEX_FILE, check_run_name
 from ckptd_daemon.verify.rota import age_s
 
 
@@ -29,7 +26,7 @@ def folders_of(path: Path) -> list[str]:
         return [entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
 
 
-def ages_of_verified(root: Root, run: str, now: float) -> dict[str, float | None]:
+def ages_of_verified(root: Path, run: str, now: float) -> dict[str, float | None]:
     """Who has a mark that fits what is there: name → seconds since it was read; None when that can't be told.
 
     Args:
@@ -38,7 +35,14 @@ def ages_of_verified(root: Root, run: str, now: float) -> dict[str, float | None
     Raises:
         OSError, CkptdError: The run can't be read.
     """
-    verified = [entry.name for entry in read_series(root, run).entries if entry.verified]
-    cached = read_run_index(root.path / run)
+    if not (root / run / INDEX_FILE).exists():  # all marks are in it, or go with it
+        return {}
+    # What it takes to read a series is more than the rest of a verifier: a run that has just begun needs none of it.
+    from ckptd.disk.rootdir import Root
+    from ckptd.disk.run_index import read_run_index
+    from ckptd.disk.series import read_series
+
+    verified = [entry.name for entry in read_series(Root.for_reading(root), run).entries if entry.verified]
+    cached = read_run_index(root / run)
     read_at = {mark.name: mark.verified_at for mark in cached.marks} if cached is not None else {}
     return {name: age_s(read_at.get(name, 0.0), now) for name in verified}

@@ -12,9 +12,9 @@ A thread of its own reads again what seems unchanged (`scrub`); it waits while t
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
+import getopt
 import logging
 import math
 import os
@@ -24,12 +24,13 @@ import threading
 import time
 import traceback
 from collections.abc import Generator
+from pathlib import Path
 from typing import Final
 
 from ckptd.disk.crew import in_one_step
-from ckptd.disk.rootdir import Root
 from ckptd.disk.verification import Report, check, stat_signature
 from ckptd.errors import CkptdError, ProtocolError
+from ckptd.memory_calls import allocate_from_one_heap
 from ckptd.names import parse_step_folder
 from ckptd_daemon.verify.backlog import Backlog, Job
 from ckptd_daemon.verify.listing import ages_of_verified, folders_of, runs_of
@@ -50,6 +51,8 @@ from ckptd_daemon.verify.watch import Watch
 
 _PR_SET_PDEATHSIG: Final = 1
 _RETRY_EVENTS_S: Final = 60.0  #: how long it polls before it tries events again
+_SECONDS: Final = ("--rescan-s", "--poll-s", "--settle-s", "--scrub-every-s")
+_OPTIONS: Final = [f"{name.removeprefix('--')}=" for name in ("--root", "--parent", *_SECONDS)]
 _LISTING_SHARE: Final = 20.0  #: listing everything takes at most 1/20 of the time, however many there are
 
 
@@ -57,7 +60,7 @@ class VerifierLoop:
     """The main thread of the verifier; the others only put something into the backlog and wake it.
 
     Args:
-        root: The root, opened for reading.
+        root: The root's path.
         send: Takes each line for the parent.
         rescan_s, poll_s: Seconds between listings, with and without events.
         settle_s: See `Backlog`.
@@ -69,15 +72,15 @@ class VerifierLoop:
     """
 
     def __init__(
-        self, root: Root, send: Sender, *, rescan_s: float, poll_s: float, settle_s: float,
+        self, root: Path, send: Sender, *, rescan_s: float, poll_s: float, settle_s: float,
         scrub_every_s: float = math.inf,
     ) -> None:  # fmt: skip
         self._root, self._send, self.pace = root, send, Pace()
-        self.scrub = Scrub(root.path, scrub_every_s, send, self._judge)
+        self.scrub = Scrub(root, scrub_every_s, send, self._judge)
         self._rescan_s, self._poll_s, self._settle_s = rescan_s, poll_s, settle_s
         self._backlog = Backlog(settle_s)
         self._wake = threading.Condition()
-        self._watch = Watch(root.path, self._appeared, self._events_lost)
+        self._watch = Watch(root, self._appeared, self._events_lost)
         self._lost = "starting"  # why there are no events; "" while there are
         self._try_events_at = 0.0
         self._list_at = 0.0
@@ -118,7 +121,7 @@ class VerifierLoop:
                 self._list_at = 0.0
                 self._wake.notify()
         elif parse_step_folder(name) is not None:
-            signature = stat_signature(self._root.path / run / name)
+            signature = stat_signature(self._root / run / name)
             with self._wake:
                 self._backlog.saw(run, name, signature, time.monotonic())
                 self._wake.notify()
@@ -154,7 +157,7 @@ class VerifierLoop:
 
     def _list_everything(self) -> Generator[None, None, None]:
         started = time.monotonic()
-        runs = list(runs_of(self._root.path))
+        runs = list(runs_of(self._root))
         if not self._lost:
             _, reason = self._watch.follow(
                 runs
@@ -170,7 +173,7 @@ class VerifierLoop:
         self._list_at = time.monotonic() + max(pause, _LISTING_SHARE * took)
 
     def _list_run(self, run: str) -> None:
-        run_dir = self._root.path / run
+        run_dir = self._root / run
         try:
             names = [name for name in folders_of(run_dir) if parse_step_folder(name) is not None]
         except OSError as error:
@@ -196,13 +199,13 @@ class VerifierLoop:
             return
         with self._wake:
             for name in verified:
-                self._backlog.known_good(run, name, stat_signature(self._root.path / run / name))
+                self._backlog.known_good(run, name, stat_signature(self._root / run / name))
         self.scrub.known(run, verified)
 
     # --- checking ---------------------------------------------------------------------------------
 
     def _check(self, job: Job) -> None:
-        path = self._root.path / job.run / job.name
+        path = self._root / job.run / job.name
         with self._wake:
             if not self._backlog.needs_check(job, stat_signature(path), time.monotonic()):
                 return
@@ -218,7 +221,7 @@ class VerifierLoop:
 
     def _judge(self, job: Job, report: Report) -> None:
         """Called from the scrub's thread too."""
-        after = stat_signature(self._root.path / job.run / job.name)
+        after = stat_signature(self._root / job.run / job.name)
         with self._wake:
             goes_out = self._backlog.may_report(
                 job,
@@ -275,26 +278,22 @@ def _live_as_child(parent: int) -> None:
     os.chdir("/")
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Run the verifier; the arguments are those that `Verifier` gives."""
-    parser = argparse.ArgumentParser(prog="ckptd_daemon.verify.verifier")
-    parser.add_argument("--root", required=True)
-    parser.add_argument("--parent", type=int, required=True)
-    for option in ("--rescan-s", "--poll-s", "--settle-s"):
-        parser.add_argument(option, type=float, required=True)
-    parser.add_argument("--scrub-every-s", type=float, default=0.0)
-    arguments = parser.parse_args(argv)
-    _live_as_child(arguments.parent)
+def main(argv: list[str]) -> None:
+    """Run the verifier; the arguments are those that `Verifier` gives, read without argparse, which is half a megabyte."""
+    given = dict(getopt.getopt(argv, "", _OPTIONS)[0])
+    seconds = {name: float(given.get(name, 0.0)) for name in _SECONDS}
+    _live_as_child(int(given["--parent"]))
     loop = VerifierLoop(
-        Root.for_reading(arguments.root), Sender(sys.stdout.fileno()),
-        rescan_s=arguments.rescan_s, poll_s=arguments.poll_s, settle_s=arguments.settle_s,
-        scrub_every_s=arguments.scrub_every_s or math.inf,
+        Path(given["--root"]), Sender(sys.stdout.fileno()),
+        rescan_s=seconds["--rescan-s"], poll_s=seconds["--poll-s"], settle_s=seconds["--settle-s"],
+        scrub_every_s=seconds["--scrub-every-s"] or math.inf,
     )  # fmt: skip
     threading.Thread(target=_read_requests, args=(loop,), name="requests", daemon=True).start()
-    if arguments.scrub_every_s:
+    if seconds["--scrub-every-s"]:
         threading.Thread(target=_run_or_end, args=(loop.scrub,), name="scrub", daemon=True).start()
     loop.run()
 
 
 if __name__ == "__main__":
-    main()
+    allocate_from_one_heap()
+    main(sys.argv[1:])

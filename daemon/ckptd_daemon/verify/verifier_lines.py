@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from ckptd.disk.verification import Report
 from ckptd.errors import ProtocolError
 from ckptd.names import check_run_name, parse_step_folder
@@ -180,6 +178,8 @@ def _watch_state(fields: dict[str, Any]) -> WatchState:
 
 
 def _scrub_state(fields: dict[str, Any]) -> ScrubState:
+    import msgspec  # the verifier itself reads none of these, and does without
+
     try:
         return msgspec.convert(fields, ScrubState)
     except msgspec.ValidationError as error:
