@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 
 from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.tensors.block_moves import move_bytes
+from ckptd.tensors.other_cpus import OtherCpus
 
 #: To which address, from which one, how many bytes.
 Move: TypeAlias = tuple[int, int, int]
@@ -44,6 +45,7 @@ class CopyThreads:
         self._starting = threading.RLock()  # a signal's handler may come here too
         self._asked: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._cpus = OtherCpus()
         self._end = weakref.finalize(self, _end, self._asked, self._threads)
         self._end.atexit = False
 
@@ -64,10 +66,12 @@ class CopyThreads:
         """
         work = _Work(pieces(moves, self._wanted + 1))
         try:
-            for _ in range(min(self._wanted, len(work) - 1)):
-                self._ask(work)
-            beside()
-            work.take_all()
+            helpers = max(0, min(self._wanted, len(work) - 1))
+            with self._cpus.apart(self._started(helpers)):
+                for _ in range(helpers):
+                    self._asked.put(work)
+                beside()
+                work.take_all()
         finally:
             work.end()
         if work.error is not None:
@@ -79,21 +83,25 @@ class CopyThreads:
             self._end()
             self._begin()
 
-    def _ask(self, work: _Work) -> None:
+    def _started(self, count: int) -> list[threading.Thread]:
+        """At least so many threads; none for none."""
+        if count == 0:
+            return []
         if os.getpid() != self._pid:
             self._starting = threading.RLock()  # another thread of the parent may have held it at the fork
             self._begin()
         with self._starting:
-            if len(self._threads) < self._wanted:
+            while len(self._threads) < count:
                 name = f"ckptd-copy-{len(self._threads)}"
                 thread = threading.Thread(target=_serve, args=(self._asked,), name=name, daemon=True)
                 thread.start()
                 self._threads.append(thread)
-        self._asked.put(work)
+            return list(self._threads)
 
     def _begin(self) -> None:
         self._end.detach()
         self._pid, self._asked, self._threads = os.getpid(), queue.SimpleQueue(), []
+        self._cpus = OtherCpus()
         self._end = weakref.finalize(self, _end, self._asked, self._threads)
         self._end.atexit = False
 
