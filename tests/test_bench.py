@@ -201,6 +201,17 @@ def test_a_page_without_markers_is_refused_and_left_alone(parts: Any, tmp_path: 
     assert page.read_text("utf-8") == "nothing"
 
 
+@pytest.mark.parametrize("option", ["--markdown", "--json", "--plot"])
+def test_a_result_that_could_not_be_written_down_is_refused_before_anything_is_measured(
+    option: str, parts: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match="no-such-folder"):
+        parts("run").main(
+            ["--smoke", "--root", str(tmp_path), option, str(tmp_path / "no-such-folder" / "file")]
+        )
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_spread_is_made_of_quartiles_and_of_extremes_when_there_are_few(parts: Any) -> None:
     spread = parts("samples").Spread
     assert spread.of([1.0, 2.0, 9.0]) == spread(2.0, 1.0, 9.0, 3)

@@ -48,6 +48,20 @@ class Table:
 
 
 @dataclass(frozen=True)
+def around(page: Path) -> tuple[str, str]:
+    """What a page has before and behind the result.
+
+    Raises:
+        ValueError: It has no markers.
+        OSError: It can't be read.
+    """
+    before, begin, rest = page.read_text("utf-8").partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"{page}: no markers; put in: {_BEGIN} and {_END}")
+    return before, after
+
+
 class Report:
     """One benchmark's result.
 
@@ -105,12 +119,9 @@ class Report:
         Raises:
             ValueError: It has none.
         """
-        before, begin, rest = page.read_text("utf-8").partition(_BEGIN)
-        _, end, after = rest.partition(_END)
-        if not begin or not end:
-            raise ValueError(f"{page}: no markers; put in: {_BEGIN} and {_END}")
+        before, after = around(page)
         tables = "\n".join(table.as_markdown() for table in self.tables())
-        page.write_text(f"{before}{begin}\n\n{tables}\n{end}{after}", "utf-8")
+        page.write_text(f"{before}{_BEGIN}\n\n{tables}\n{_END}{after}", "utf-8")
 
     def _when(self) -> str:
         samples = self.course.samples

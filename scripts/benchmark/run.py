@@ -36,6 +36,7 @@ _SECTIONS = (
 def main(argv: list[str]) -> int:
     """Exit code 0, whatever the lines say: a figure that is short is a result."""
     wanted, args = settings.parse(argv)
+    _refuse_no_place(args.json, args.plot, args.markdown)
     signal.signal(
         signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
     )  # daemons and folders go all the same
@@ -55,6 +56,18 @@ def main(argv: list[str]) -> int:
     if args.markdown:
         result.into_page(args.markdown)
     return 0
+
+
+def _refuse_no_place(json_file: Path | None, plot_file: Path | None, page: Path | None) -> None:
+    """Before minutes are spent on what nobody could then write down."""
+    for file in (json_file, plot_file):
+        if file is not None and not file.parent.is_dir():
+            raise SystemExit(f"scripts/bench: {file}: there is no folder {file.parent}")
+    if page is not None:
+        try:
+            report.around(page)
+        except (OSError, ValueError) as error:
+            raise SystemExit(f"scripts/bench: --markdown wants a page with markers: {error}") from error
 
 
 @contextmanager
