@@ -47,7 +47,6 @@ class Table:
         return f"{self.title}\n\n" + "\n".join(f"  {line}" for line in lines) + "\n"
 
 
-@dataclass(frozen=True)
 def around(page: Path) -> tuple[str, str]:
     """What a page has before and behind the result.
 
@@ -62,6 +61,7 @@ def around(page: Path) -> tuple[str, str]:
     return before, after
 
 
+@dataclass(frozen=True)
 class Report:
     """One benchmark's result.
 
