@@ -293,7 +293,7 @@ _WATCHED: Final = (
 )  # fmt: skip
 
 
-_SMALL: Final = frozenset({"durable._fsync", "durable._write_and_hash"})
+_SMALL: Final = frozenset({"durable._fsync"})
 
 
 def _barrier() -> str:

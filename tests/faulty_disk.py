@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, cast
 
 from ckptd.disk import durable
 from ckptd.disk.chunks import Chunk
 from ckptd.disk.commit import commit_plan
-from ckptd.disk.durable import Written
-from ckptd.disk.new_file import Steps
+from ckptd.disk.durable import FsyncFailed
+from ckptd.disk.new_file import Steps, Written
 from ckptd.disk.series import latest_valid
 from ckptd.disk.write_mode import Mode, WriteMode
 from ckptd.disk.writing import Writing
@@ -44,6 +44,17 @@ class FaultyDisk:
     def write_new(self, path: Path, segments: Iterable[Chunk]) -> Written:
         written: Written = self._do("write", path, lambda: durable.write_new(path, segments))
         return written
+
+    def write_begun(self, path: Path, segments: Iterable[Chunk]) -> Generator[Written, None, None]:
+        def now() -> None:
+            self._do("write", path, lambda: None)
+
+        late = isinstance(self._error, FsyncFailed)
+        if not late:
+            now()
+        yield from durable.write_begun(path, segments)
+        if late:
+            now()
 
     def write_large(self, path: Path, segments: Iterable[Chunk], writing: Writing) -> Steps:
         self._do("write", path, lambda: None)

@@ -3,13 +3,16 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ckptd.disk.chunks import Chunk
 from ckptd.disk.commit import commit_plan, commit_snapshot, write_checkpoint_folder
 from ckptd.disk.lineage import Position
+from ckptd.disk.new_file import Written
 from ckptd.disk.series import read_series
 from ckptd.disk.verification import check
 from ckptd.errors import InvalidArgument, ProtocolError, SaveFailed
@@ -175,6 +178,23 @@ def test_everything_is_synced_in_the_order_of_the_design(writer: Writer, order: 
     }
     assert order[len(files) - 2 :] == [
         "sync tensors.json", "sync index.json", "sync TMP", "rename TMP step-000000200", "sync default",
+    ]  # fmt: skip
+
+
+def test_a_small_checkpoint_is_written_whole_and_then_synced_in_that_order(
+    writer: Writer, order: list[str]
+) -> None:
+    class Noting(FaultyDisk):
+        def write_begun(self, path: Path, segments: Iterable[Chunk]) -> Generator[Written, None, None]:
+            order.append(f"write {path.name}")
+            return super().write_begun(path, segments)
+
+    del order[:]
+    commit_on(writer, Noting("nothing", FULL), make=descriptor)
+    files = ("ckpt.pt", "tensors.json", "index.json")
+    assert order == [
+        *(f"write {name}" for name in files), *(f"sync {name}" for name in files),
+        "sync TMP", "rename TMP step-000000200", "sync default",
     ]  # fmt: skip
 
 

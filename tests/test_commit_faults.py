@@ -4,17 +4,17 @@ import errno
 import mmap
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckptd.disk import durable, own_leftovers
+from ckptd.disk import durable, new_file, own_leftovers
 from ckptd.disk.chunks import Chunk
 from ckptd.disk.commit import commit_plan
-from ckptd.disk.durable import FsyncFailed, Written
-from ckptd.disk.new_file import Steps
+from ckptd.disk.durable import FsyncFailed
+from ckptd.disk.new_file import Steps, Written
 from ckptd.disk.verification import check
 from ckptd.disk.writing import Writing
 from ckptd.errors import NoSpace, OutcomeUnknown, SaveFailed
@@ -63,6 +63,23 @@ def test_after_one_failed_fsync_the_whole_folder_is_written_again(
     temps = {call for call in disk.calls if call.startswith("mkdir")}
     assert len(temps) == 2  # another folder: a failed fsync is never tried again on the same file
     assert names(writer.run_dir) == ["decisions", "step-000000200"]
+
+
+@pytest.mark.parametrize(("number", "folders"), [(errno.EIO, 2), (errno.ENOSYS, 1)])
+def test_a_file_that_can_not_be_sent_off_is_written_again_unless_there_is_no_such_thing(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch, number: int, folders: int
+) -> None:
+    real, refusals = new_file.start_writing, [OSError(number, os.strerror(number))]
+
+    def start_writing(fd: int, offset: int, nbytes: int) -> None:
+        if refusals:
+            raise refusals.pop()
+        real(fd, offset, nbytes)
+
+    monkeypatch.setattr(new_file, "start_writing", start_writing)
+    disk = FaultyDisk("nothing", FULL)
+    assert check(commit_on(writer, disk, make=descriptor).path).ok
+    assert sum(call.startswith("mkdir") for call in disk.calls) == folders
 
 
 def test_a_second_failed_fsync_is_an_error(writer: Writer) -> None:
@@ -177,6 +194,9 @@ def test_an_error_that_is_kept_does_not_keep_the_snapshots_memory(
     class HalfWay(FaultyDisk):
         def write_new(self, path: Path, segments: Iterable[Chunk]) -> Written:
             return super().write_new(path, _half(segments))
+
+        def write_begun(self, path: Path, segments: Iterable[Chunk]) -> Generator[Written, None, None]:
+            return super().write_begun(path, _half(segments))
 
         def write_large(self, path: Path, segments: Iterable[Chunk], writing: Writing) -> Steps:
             return super().write_large(path, _half(segments), writing)

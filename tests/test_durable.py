@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptd.disk import durable
+from ckptd.disk import durable, new_file
 from ckptd.errors import InvalidArgument
 from ckptd.names import parse_work_folder
 
@@ -29,7 +29,7 @@ def test_many_small_and_one_large_segment_are_written_and_hashed_as_they_are(tmp
     written = durable.write_new(tmp_path / "file", segments)
     whole = b"".join(segments)
     assert (tmp_path / "file").read_bytes() == whole
-    assert written == durable.Written(len(whole), hashlib.sha256(whole).hexdigest())
+    assert written == new_file.Written(len(whole), hashlib.sha256(whole).hexdigest())
 
 
 def test_an_iterator_of_segments_is_written_whole(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Writing one checkpoint folder under its temporary name: data files in parallel, the table, then the index.
+"""Writing one checkpoint folder under its temporary name: data files, the table, then the index.
+
+Large or several data files are written in parallel, each synced by whoever writes it; what is small is written in this
+thread, and synced when all of it is.
 
 The order is that of `ckptd.disk.commit`, which gives the folder its name.
 """
@@ -11,8 +14,9 @@ from typing import Protocol, TypeAlias
 
 from ckptd.disk import durable
 from ckptd.disk.data_files import FileDisk, write_files
-from ckptd.disk.durable import Written
 from ckptd.disk.lineage import Position
+from ckptd.disk.new_file import Written
+from ckptd.disk.small_files import SmallFileDisk, SmallFiles
 from ckptd.disk.writing import Writing
 from ckptd.errors import CorruptCheckpoint, SaveFailed
 from ckptd.format.plan import CheckpointPlan, FilePlan
@@ -24,7 +28,7 @@ from ckptd.snapshot.descriptor import Descriptor
 Check: TypeAlias = Callable[[], None]
 
 
-class Disk(FileDisk, Protocol):
+class Disk(FileDisk, SmallFileDisk, Protocol):
     """What a commit does to a disk; `ckptd.disk.durable` is one."""
 
     def make_dir_new(self, path: Path) -> None: ...
@@ -45,22 +49,27 @@ def write_folder(
     durable.crash_point("before-temp")
     disk.make_dir_new(temp)
     durable.crash_point("after-temp")
-    written = write_files(temp, plan.files, data, disk=disk, writing=writing, threads=threads)
-    (table,) = write_files(temp, [_of_table(plan)], data, disk=disk, writing=writing, threads=threads)
-    check()
-    durable.crash_point("before-index")
-    data_of_index, index = _readable(_index(descriptor, position, plan, written, table), temp)
-    disk.write_new(temp / INDEX_FILE, [data_of_index])
+    with SmallFiles(temp, data, disk, writing) as small:
+
+        def write(files: Sequence[FilePlan]) -> list[Written]:
+            if small.take(files):
+                return [small.write(file) for file in files]
+            return write_files(temp, files, data, disk=disk, writing=writing, threads=threads)
+
+        written, (table,) = write(plan.files), write([_literal(TABLE_FILE, plan.table)])
+        check()
+        durable.crash_point("before-index")
+        data_of_index, index = _readable(_index(descriptor, position, plan, written, table), temp)
+        small.write(_literal(INDEX_FILE, data_of_index))
+        small.sync()
     durable.crash_point("after-index")
     disk.fsync_dir(temp)
     durable.crash_point("after-folder-sync")
     return index
 
 
-def _of_table(plan: CheckpointPlan) -> FilePlan:
-    return FilePlan(
-        path=TABLE_FILE, component="", shard=0, num_params=0, size=len(plan.table), segments=(plan.table,)
-    )
+def _literal(path: str, data: bytes) -> FilePlan:
+    return FilePlan(path=path, component="", shard=0, num_params=0, size=len(data), segments=(data,))
 
 
 def _readable(index: CheckpointIndex, temp: Path) -> tuple[bytes, CheckpointIndex]:

@@ -2,8 +2,8 @@
 
 The rename commits, the index proves. What must be true at every instant, whatever is killed or cut off where:
 
-1. A folder named step-… is complete: every file in it was synced and closed before index.json, index.json
-   before the folder, the folder before the rename.
+1. A folder named step-… is complete: every file in it was synced and closed, index.json the last, before the
+   folder, the folder before the rename.
 2. Nothing that was committed before is touched: a new folder gets a name nobody has.
 3. Nothing is acknowledged (commit_snapshot hasn't returned) before the sync of RUN made the name durable.
 4. What forks a line is recorded, durably, before the first checkpoint of that line can exist.
@@ -19,9 +19,9 @@ Crash points, in order (see durable.crash_point):
 
     before-temp          nothing but, perhaps, the fork is on disk
     after-temp           an empty .tmp-… folder
-    after-file           at least one data file written and synced
-    before-index         all data files and tensors.json
-    after-index          index.json too
+    after-file           at least one data file written, and synced if it isn't small
+    before-index         all data files and tensors.json, the small ones not synced
+    after-index          index.json too, all synced
     after-folder-sync    the whole folder is durable, under its temporary name
     after-rename         it has its name, which a power cut may still take
     after-run-sync       committed, and nobody knows it yet

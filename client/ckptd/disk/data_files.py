@@ -14,8 +14,8 @@ from typing import Protocol
 from ckptd.disk import durable
 from ckptd.disk.chunks import Chunk, hash_steps
 from ckptd.disk.crew import Crew, Job, Lane
-from ckptd.disk.durable import FsyncFailed, Written
-from ckptd.disk.new_file import Steps
+from ckptd.disk.durable import FsyncFailed
+from ckptd.disk.new_file import Steps, Written
 from ckptd.disk.writing import Writing
 from ckptd.errors import SaveFailed
 from ckptd.format.plan import FilePlan, SlotRange
@@ -51,7 +51,7 @@ def write_files(
     # the largest first: the last one to end decides how long it takes
     order = sorted(written, key=lambda each: -each.plan.size)
     writes, hashes = [each.write for each in order], [each.hash for each in order if each.hash is not None]
-    if threads == 1 or (len(files) == 1 and not hashes):
+    if threads == 1:
         _one_by_one([*writes, *hashes])
     else:
         lanes = [Lane(writes, writing.writers(threads)), Lane(hashes, writing.hashers(threads))]
@@ -74,7 +74,16 @@ def _one_by_one(jobs: Iterable[Job]) -> None:
             return
 
 
-class _Content:
+def refuse_other_size(path: Path, plan: FilePlan, nbytes: int) -> None:
+    """A data file was written; raise SaveFailed if it isn't as long as it was planned."""
+    durable.crash_point("after-file")
+    if nbytes != plan.size:
+        raise SaveFailed(
+            "a file has not the planned size", where=str(path), seen=f"{nbytes} bytes", wanted=f"{plan.size}"
+        )
+
+
+class Content:
     """A planned file as segments, looked up in the snapshot one by one; may be gone through again."""
 
     def __init__(self, file: FilePlan, data: memoryview) -> None:
@@ -95,7 +104,7 @@ class _DataFile:
         self, path: Path, plan: FilePlan, data: memoryview, disk: FileDisk, writing: Writing
     ) -> None:
         self.plan, self.large = plan, plan.size >= writing.large_from_bytes
-        self._path, self._content, self._disk, self._writing = path, _Content(plan, data), disk, writing
+        self._path, self._content, self._disk, self._writing = path, Content(plan, data), disk, writing
         self.write = Job(self._write_large() if self.large else self._write_small())
         self.hash = Job(hash_steps(self._content)) if self.large else None
 
@@ -107,19 +116,11 @@ class _DataFile:
     def _write_small(self) -> Generator[None, None, Written]:
         self._writing.rate.take(self.plan.size)
         written = self._disk.write_new(self._path, self._content)
-        self._check(written.bytes)
+        refuse_other_size(self._path, self.plan, written.bytes)
         return written
         yield
 
     def _write_large(self) -> Steps:
         nbytes = yield from self._disk.write_large(self._path, self._content, self._writing)
-        self._check(nbytes)
+        refuse_other_size(self._path, self.plan, nbytes)
         return nbytes
-
-    def _check(self, nbytes: int) -> None:
-        durable.crash_point("after-file")
-        if nbytes != self.plan.size:
-            raise SaveFailed(
-                "a file has not the planned size", where=str(self._path), seen=f"{nbytes} bytes",
-                wanted=f"{self.plan.size}",
-            )  # fmt: skip

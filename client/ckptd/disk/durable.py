@@ -13,19 +13,26 @@ root's lock finds what a crash left behind.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import shutil
 import signal
 import stat
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from ckptd.disk import own_leftovers
 from ckptd.disk.chunks import Chunk, even_chunks
-from ckptd.disk.new_file import Steps, create, created, write_all, write_steps
+from ckptd.disk.new_file import (
+    Steps,
+    Written,
+    create,
+    created,
+    sent_off,
+    write_all,
+    write_and_hash,
+    write_steps,
+)
 from ckptd.disk.own_leftovers import unlink_quietly
 from ckptd.disk.writing import Writing
 from ckptd.names import work_folder
@@ -35,14 +42,6 @@ _CRASH_ENV: Final = "CKPTD_CRASH_AT"
 
 class FsyncFailed(OSError):
     """The kernel could not write the bytes back. The file (or folder entry) must be treated as lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What write_new wrote: its length and the SHA-256 (hex) of the bytes handed in."""
-
-    bytes: int
-    sha256: str
 
 
 def crash_point(name: str) -> None:
@@ -99,9 +98,23 @@ def write_new(path: Path, segments: Iterable[Chunk]) -> Written:
         OSError: Disk full, I/O error, no permission. What was written of the file is removed again.
     """
     with created(path) as fd:
-        written = _write_and_hash(fd, segments)
+        written = write_and_hash(fd, segments)
         _fsync(fd, path)
     return written
+
+
+def write_begun(path: Path, segments: Iterable[Chunk]) -> Generator[Written, None, None]:
+    """write_new in two steps: the first has it written and on its way to the medium, the second synced and closed.
+
+    Raises:
+        OSError: As for write_new. A file that is given up between the two is removed too.
+    """
+    with created(path) as fd:
+        written = write_and_hash(fd, segments)
+        del segments  # whoever keeps this open keeps none of the snapshot's memory
+        _send_off(fd, path)
+        yield written
+        _fsync(fd, path)
 
 
 def write_large(path: Path, segments: Iterable[Chunk], writing: Writing) -> Steps:
@@ -267,12 +280,12 @@ def _fsync(fd: int, where: Path) -> None:
         raise FsyncFailed(error.errno, f"fsync: {error.strerror}", str(where)) from error
 
 
-def _write_and_hash(fd: int, segments: Iterable[Chunk]) -> Written:
-    count, digest = 0, hashlib.sha256()
-    for chunk in even_chunks(segments):
-        digest.update(chunk)
-        count += write_all(fd, chunk)
-    return Written(count, digest.hexdigest())
+def _send_off(fd: int, where: Path) -> None:
+    """Have all of a file sent on its way. A failure that is said here may not be said again to its sync."""
+    try:
+        sent_off(fd, 0, 0)
+    except OSError as error:
+        raise FsyncFailed(error.errno, f"sync_file_range: {error.strerror}", str(where)) from error
 
 
 def _write_unsynced(path: Path, chunks: Iterable[Chunk]) -> int:

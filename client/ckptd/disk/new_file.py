@@ -1,4 +1,4 @@
-"""The bytes of a new large file on their way to the medium, block by block, in the mode of its root.
+"""The bytes of a new file on their way to the medium: a large one block by block, in the mode of its root.
 
 Whoever asks for the next step may be another thread each time. Between two steps nothing is under way, and a file
 that is given up in the middle is removed.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,6 +27,14 @@ from ckptd.limits import PAGE_ALIGNMENT
 Steps: TypeAlias = Generator[None, None, int]
 #: Makes an open file's bytes durable, or raises.
 Sync: TypeAlias = Callable[[int, Path], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written to a file: its length and the SHA-256 (hex) of the bytes handed in."""
+
+    bytes: int
+    sha256: str
 
 
 def create(path: Path) -> int:
@@ -52,6 +62,15 @@ def write_all(fd: int, data: Chunk) -> int:
     while view:
         view = view[os.write(fd, view) :]  # may be short: a signal, a quota, 2 GiB at most
     return memoryview(data).nbytes
+
+
+def write_and_hash(fd: int, segments: Iterable[Chunk]) -> Written:
+    """Write all segments at the file's position."""
+    count, digest = 0, hashlib.sha256()
+    for chunk in even_chunks(segments):
+        digest.update(chunk)
+        count += write_all(fd, chunk)
+    return Written(count, digest.hexdigest())
 
 
 def write_steps(path: Path, segments: Iterable[Chunk], writing: Writing, sync: Sync) -> Steps:
@@ -133,14 +152,18 @@ def _buffered(fd: int, segments: Iterable[Chunk], rate: WriteRate, *, early: boo
         rate.take(len(chunk))
         write_all(fd, chunk)
         if early:
-            early = _started(fd, at, len(chunk))
+            early = sent_off(fd, at, len(chunk))
         at += len(chunk)
         yield
     return at
 
 
-def _started(fd: int, offset: int, nbytes: int) -> bool:
-    """Have these bytes sent on their way; False when that can't be had, which loses nothing."""
+def sent_off(fd: int, offset: int, nbytes: int) -> bool:
+    """Have these bytes (0: all behind the offset) sent on their way; False when that can't be had, which loses nothing.
+
+    Raises:
+        OSError: They can't be written back; a sync of the file may not say so again.
+    """
     try:
         start_writing(fd, offset, nbytes)
     except OSError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
 import logging
 import mmap
 import os
@@ -104,6 +105,7 @@ def start_writing(fd: int, offset: int, nbytes: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
+@functools.cache
 def _sync_file_range() -> Any:
     """libc's function, which lets go of the GIL; None where there is none."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
