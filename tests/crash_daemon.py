@@ -193,6 +193,7 @@ class Daemon:
         self._acknowledge(snapshot.client_id, snapshot.number)
 
     def _acknowledge(self, client: str, number: int) -> None:
+        assert self.disk.find(RUN, client, number) is not None  # has it entered in the catalogue
         entry = self.catalogue.find(client, number)
         assert entry is not None and entry.index is not None
         self.recorder.mark("acked", Acked.of(entry.path, entry.index))

@@ -101,4 +101,5 @@ class FakeCommit:
             seconds=0.01,
             sequence=position,
             key=(descriptor.client_id, descriptor.snapshot),
+            index=SimpleNamespace(run=run_dir.name, step=descriptor.step, sequence=position),
         )

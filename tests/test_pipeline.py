@@ -114,10 +114,19 @@ def test_the_slot_is_free_before_the_acknowledgement_and_the_index_comes_after(r
     snapshot = rig.accept(rig.sealed(CLIENT, 1))
     rig.settle()
     rig.settle()
-    assert rig.events[:4] == ["committed 1", "added step-000000001", "told 1 committed slot free", "index"]
+    assert rig.events[:4] == ["committed 1", "told 1 committed slot free", "added step-000000001", "index"]
     assert rig.words(1) == ["writing", "committed"]
     assert rig.verify_asked == [("default", "step-000000001")]
     assert snapshot.state is State.COMMITTED
+
+
+def test_what_was_committed_is_in_the_catalogue_before_the_next_one_gets_its_place(rig: Rig) -> None:
+    with rig.commit.held:
+        for number in (1, 2):
+            rig.accept(rig.sealed(CLIENT, number))
+    rig.settle()
+    first = ["committed 1", "added step-000000001", "committed 2"]
+    assert [event for event in rig.events if event in first] == first
 
 
 def test_the_sequence_is_in_the_header_from_the_acceptance_on(rig: Rig) -> None:
@@ -229,6 +238,7 @@ def test_a_header_destroyed_during_the_write_does_not_make_a_failure_of_a_commit
     snapshot = rig.accept(slot)
     rig.settle()
     assert snapshot.state is State.COMMITTED and rig.words(1) == ["writing", "committed"]
+    rig.settle()
     assert "added step-000000001" in rig.events
 
 

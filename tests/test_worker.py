@@ -54,6 +54,24 @@ def test_what_a_job_posts_arrives_before_what_it_returns(worker: Worker) -> None
     assert results == ["posted", "returned"]
 
 
+def test_what_can_wait_wakes_nobody_and_comes_with_the_next_result(worker: Worker) -> None:
+    results: list[str] = []
+    posted, go_on = threading.Event(), threading.Event()
+
+    def job() -> str:
+        worker.post(lambda: results.append("can wait"), at_once=False)
+        posted.set()
+        go_on.wait(60)
+        return "returned"
+
+    worker.submit(job, results.append)
+    worker.start()
+    assert posted.wait(60) and not select.select([worker], [], [], 0)[0]
+    go_on.set()
+    deliver_until(worker, lambda: len(results) == 2)
+    assert results == ["can wait", "returned"]
+
+
 def test_an_exception_is_a_result_and_the_thread_goes_on(worker: Worker) -> None:
     results: list[Any] = []
     worker.submit(lambda: 1 / 0, results.append)

@@ -23,10 +23,10 @@ from ckptd.disk.verification import Report
 from ckptd.disk.write_rate import WriteRate
 from ckptd.disk.writing import Writing
 from ckptd.errors import CkptdError, OutcomeUnknown, ProtocolError, RootMoved
-from ckptd.limits import MIB
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd.snapshot.descriptor_codec import decode
 from ckptd.snapshot.slots import Slot, SlotHeader
+from ckptd_daemon.core.unentered import Unentered
 from ckptd_daemon.core.upkeep import Upkeep
 from ckptd_daemon.core.worker import Worker
 from ckptd_daemon.series.catalogue import Catalogue
@@ -119,7 +119,7 @@ class Disk:
         self._commit = commit or partial(commit_snapshot, writing=self.writing)
         self._catalogues: dict[str, Catalogue] = {}
         self._problems: dict[str, tuple[str, ...]] = {}
-        self._upkeep = Upkeep()
+        self._unentered, self._upkeep = Unentered(), Upkeep()
         self._tidying = self._catching_up = False
         self.worker = Worker("ckptd-disk")
 
@@ -148,7 +148,7 @@ class Disk:
         Args:
             slot: Sealed, or left in the middle of writing by a daemon that died.
             sequence: Goes into the header before the first byte is written.
-            started: Called in the loop with the step, once it is known.
+            started: Called in the loop with the step, once it is known; of what is small no sooner than it is written.
 
         Raises:
             ProtocolError: The slot's content is damaged or impossible; trying again is no use.
@@ -162,7 +162,8 @@ class Disk:
         found = catalogue.find(header.client_id, header.snapshot)
         if found is None and catalogue.is_overtaken(descriptor, sequence):
             return Overtaken(descriptor.step)
-        self.worker.post(lambda: started(descriptor.step))
+        large = header.data_bytes >= self.writing.large_from_bytes
+        self.worker.post(lambda: started(descriptor.step), at_once=large)
         if found is not None:
             _free(slot)
             return Written(name=found.name, step=descriptor.step, nbytes=0, seconds=0.0, earlier=True)
@@ -173,7 +174,7 @@ class Disk:
             with contextlib.suppress(OSError):
                 self._check_root()
         _free(slot)  # before the acknowledgement, and before anything could remove the checkpoint
-        catalogue.added(committed)
+        self._unentered.add(catalogue, committed)
         return Written(
             name=committed.name, step=descriptor.step, nbytes=committed.bytes, seconds=committed.seconds
         )
@@ -255,6 +256,7 @@ class Disk:
 
     def _catalogue(self, run: str) -> Catalogue:
         self._check_root()
+        self._unentered.enter()
         catalogue = self._catalogues.get(run)
         if catalogue is None:
             began = time.monotonic()
@@ -275,7 +277,7 @@ class Disk:
         position = catalogue.position_for(descriptor, sequence)
         view = slot.data[: header.data_bytes]
         try:
-            committed = self._commit(
+            return self._commit(
                 self.root.run_dir(header.run),
                 descriptor,
                 view,
@@ -291,12 +293,6 @@ class Disk:
             raise
         finally:
             view.release()
-        log.info(
-            "snapshot.committed run=%s step=%d sequence=%d name=%s bytes=%d seconds=%.3f mib_per_s=%.0f",
-            header.run, descriptor.step, sequence, committed.name, committed.bytes, committed.seconds,
-            committed.bytes / MIB / max(committed.seconds, 1e-6),
-        )  # fmt: skip
-        return committed
 
 
 def _free(slot: Slot) -> None:

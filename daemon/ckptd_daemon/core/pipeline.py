@@ -190,8 +190,8 @@ class Pipeline:
             if older.retry_at is not None and older.sequence < snapshot.sequence:
                 self._give_up(older, Event.REPLACED_BY_NEWER)
         run = snapshot.run
-        self._disk.submit(lambda: self._disk.sum_up(run), lambda result: self._summed_up(run, result))
         self._listener.to_verify(run, snapshot.name)
+        self._disk.submit(lambda: self._disk.sum_up(run), lambda result: self._summed_up(run, result))
 
     def _not_committed(self, snapshot: Snapshot, slot: Slot, error: CkptdError) -> None:
         if snapshot.state is State.STAGED:  # it failed before its step was known

@@ -63,9 +63,14 @@ class Worker:
                 self._jobs = kept
             return withdrawn
 
-    def post(self, call: Callable[[], None]) -> None:
-        """From inside a job: have the loop call this, before anything the job returns."""
+    def post(self, call: Callable[[], None], *, at_once: bool = True) -> None:
+        """From inside a job: have the loop call this, before anything the job returns.
+
+        at_once: Else the loop isn't woken for it, and calls it with what it does next, within a second.
+        """
         self._results.append(call)
+        if not at_once:
+            return
         with contextlib.suppress(OSError):  # the loop looks by itself too, if later; this thread must live
             os.eventfd_write(self._wake, 1)
 
