@@ -27,6 +27,13 @@ class FakeCatalogue:
     def checkpoints(self) -> int:
         return len(self.names)
 
+    @property
+    def listed(self) -> int:
+        return len(self.names)
+
+    def note_newest(self) -> None:
+        pass
+
     def open(self) -> list[str]:
         return []
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ckptd.disk.rootdir import DaemonRecord, Root
-from ckptd.names import INDEX_FILE, RECENT_FILE
+from ckptd.names import INDEX_FILE, NEWEST_FILE, RECENT_FILE
 from told_signals import hearing_ctrl_c
 
 TIMEOUT_S = 100.0
@@ -75,7 +75,7 @@ def wait_until(true: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
 
 def files_of_run(run_dir: Path) -> dict[str, bytes | str]:
     """files_below of a run, less what its daemon sums up there whenever it comes to it: those are caches."""
-    caches = {str(run_dir / name) for name in (INDEX_FILE, RECENT_FILE)}
+    caches = {str(run_dir / name) for name in (INDEX_FILE, RECENT_FILE, NEWEST_FILE)}
     return {path: content for path, content in files_below(run_dir).items() if path not in caches}
 
 

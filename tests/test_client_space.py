@@ -41,7 +41,7 @@ def small_filesystem(path: Path, size: int) -> Iterator[None]:
 def names_in(root: Path) -> set[str]:
     """What is in the run's folder, but for its index, which comes after the acknowledgement."""
     found = {path.name for path in (root / "default").iterdir() if not path.name.startswith(".tmp-0-")}
-    return found - {"index.json", "recent.json"}
+    return found - {"index.json", "recent.json", "newest.json"}
 
 
 def state_of(value: float, mib: int) -> dict[str, Any]:

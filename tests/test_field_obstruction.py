@@ -45,7 +45,7 @@ def latest(root: Path) -> int | None:
 def names(root: Path) -> list[str]:
     """All that lies in the run, but for its index and what is recent in it."""
     found = {path.name for path in (root / "default").iterdir()}
-    return sorted(found - {"index.json", "recent.json"})
+    return sorted(found - {"index.json", "recent.json", "newest.json"})
 
 
 def settled(root: Path, *steps: int) -> None:

@@ -8,7 +8,9 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 import ckptd
@@ -17,14 +19,17 @@ from ckptd.disk import newest as by_index
 from ckptd.disk.commit import commit_snapshot
 from ckptd.disk.entry import Entry, read_entry
 from ckptd.disk.newest import newest_on_line
-from ckptd.disk.run_index import Recent, read_recent, read_run_index
+from ckptd.disk.newest_file import FolderState, Newest, read_newest
+from ckptd.disk.run_index import Recent, known_folders, read_recent, read_run_index
 from ckptd.disk.series import Checkpoint, read_series
 from ckptd.disk.verification import check
 from ckptd.errors import CkptdError
 from ckptd.format.records import index_to_bytes, read_index
-from ckptd.names import step_folder, work_folder
+from ckptd.names import NEWEST_FILE, step_folder, work_folder
 from ckptd_daemon.series.catalogue import Catalogue
+from ckptd_daemon.series.name_watch import NameWatch
 from ckptd_daemon.series.policy import RetentionPolicy
+from fake_daemon import wait_until
 from run_damage import flip, quarantine, rewound
 from snapshots import Writer, data_for, descriptor
 
@@ -35,12 +40,20 @@ def writer(tmp_path: Path) -> Writer:
 
 
 def sum_up(writer: Writer, *, verify: bool = True) -> None:
-    """As a daemon leaves the run: everything verified, and its index written."""
-    catalogue = Catalogue(writer.root, writer.run)
+    """As a daemon leaves the run: everything verified, its index written, and which is the newest noted."""
+    watch = NameWatch()
+    catalogue = Catalogue(writer.root, writer.run, watch=watch)
     catalogue.open()
     for name in catalogue.unverified() if verify else ():
         catalogue.apply_report(check(writer.run_dir / name))
     catalogue.write_index()
+    if catalogue._view.newest() is not None:
+        wait_until(lambda: catalogue.note_newest() or is_noted(writer))  # type: ignore[func-returns-value]
+    watch.close()
+
+
+def is_noted(writer: Writer) -> bool:
+    return read_newest(writer.run_dir, FolderState.of(writer.run_dir)) is not None
 
 
 def three(writer: Writer) -> Path:
@@ -199,11 +212,15 @@ CASES: list[Callable[[Writer], None]] = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-@pytest.mark.parametrize("wait", [True, False], ids=["wait", "at once"])
+@pytest.mark.parametrize(
+    ("wait", "noted"), [(True, False), (False, False), (True, True)], ids=["wait", "at once", "noted"]
+)
 def test_the_answer_is_that_of_the_whole_run(
-    case: Callable[[Writer], None], wait: bool, writer: Writer, monkeypatch: pytest.MonkeyPatch
+    case: Callable[[Writer], None], wait: bool, noted: bool, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case(writer)
+    if not noted:
+        (writer.run_dir / NEWEST_FILE).unlink(missing_ok=True)
     soon = asked(writer, wait)
     monkeypatch.setattr(series, "newest_on_line", lambda _: None)
     assert soon == asked(writer, wait)
@@ -225,6 +242,50 @@ def test_only_the_newest_folder_is_opened(writer: Writer, monkeypatch: pytest.Mo
     assert opened == [newest.name]
 
 
+@pytest.mark.parametrize("number", [3, 30])
+def test_nothing_is_listed_while_no_name_has_changed(
+    number: int, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in range(1, number + 1):
+        writer.commit(step)
+    sum_up(writer)
+    listed: list[str] = []
+    for call in (os.scandir, os.listdir):
+
+        def counted(path: Any, call: Any = call) -> Any:
+            listed.append(os.path.basename(path))
+            return call(path)
+
+        monkeypatch.setattr(os, call.__name__, counted)
+    monkeypatch.setattr(by_index, "known_folders", None)
+    found = newest_on_line(writer.run_dir)
+    assert found is not None and found.step == number
+    assert writer.run_dir.name not in listed
+
+
+def test_what_is_noted_of_a_name_is_not_believed_of_another_folder_or_sequence(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = three(writer)
+    real = by_index.read_newest
+    for wrong in ({"token": f"{newest.name}:1"}, {"sequence": 2}, {"name": "../default/" + newest.name}):
+
+        def other(*args: Any, wrong: Any = wrong) -> Newest | None:
+            noted = real(*args)
+            return noted and msgspec.structs.replace(noted, **wrong)
+
+        monkeypatch.setattr(by_index, "read_newest", other)
+        assert newest_on_line(writer.run_dir) is None
+
+
+def test_a_newest_one_that_changed_since_it_was_noted_is_verified_anew(writer: Writer) -> None:
+    newest = three(writer)
+    flip(newest / "ckpt.pt")
+    assert is_noted(writer)
+    found = newest_on_line(writer.run_dir)
+    assert found is not None and not found.verified
+
+
 def test_a_run_that_changes_between_the_two_listings_is_read_whole(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,8 +294,10 @@ def test_a_run_that_changes_between_the_two_listings_is_read_whole(
 
     def renames(path: Path) -> Entry | None:
         entry = read_entry(path)
-        if newest.exists():
-            os.rename(newest, newest.with_name(work_folder("trash", 3)))
+        for one in (newest, newest.with_name("step-000000002")):
+            if one.exists():
+                os.rename(one, one.with_name(work_folder("trash", 3)))
+                break
         return entry
 
     monkeypatch.setattr(by_index, "read_entry", renames)
@@ -245,15 +308,16 @@ def test_what_is_committed_between_listing_and_index_is_found_by_another_look(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three(writer)
-    real = read_recent
+    (writer.run_dir / NEWEST_FILE).unlink()
+    real = known_folders
 
-    def committed_before(run_dir: Path) -> Recent | None:
-        monkeypatch.setattr(by_index, "read_recent", real)
+    def committed_before(run_dir: Path) -> tuple[Recent, set[str]] | None:
+        monkeypatch.setattr(by_index, "known_folders", real)
         writer.commit(4)
         sum_up(writer)
         return real(run_dir)
 
-    monkeypatch.setattr(by_index, "read_recent", committed_before)
+    monkeypatch.setattr(by_index, "known_folders", committed_before)
     found = newest_on_line(writer.run_dir)
     assert found is not None
     assert (found.name, found.verified) == (step_folder(4), True)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptd_daemon.series.policy import RetentionPolicy
-from ckptd_daemon.series.retention import Candidate, Verdict, best_first, decide, to_remove
+from ckptd_daemon.series.retention import Candidate, Verdict, best_first, decide
+from ckptd_daemon.series.standings import Standings
 
 LAST_2 = RetentionPolicy(keep_last=2)
 
@@ -207,8 +208,7 @@ def test_the_invariants_hold_for_any_series_and_policy(
     verdicts = decide(candidates, policy)
     assert [v.name for v in verdicts] == [c.name for c in candidates]
     assert all(v.reasons for v in verdicts)
-    assert to_remove(candidates, policy) == [v for v in verdicts if not v.keep]
-    assert to_remove(candidates, policy, unreadable=["one"]) == []
+    assert_kept_up_as_decided(candidates, policy)
     line = [
         c
         for c in candidates
@@ -247,3 +247,19 @@ def test_deciding_again_after_removing_removes_nothing_more(
     candidates = [replace(c, name=f"n{i}") for i, c in enumerate(unnamed)]
     rest = [c for c, v in zip(candidates, decide(candidates, policy), strict=True) if v.keep]
     assert all(v.keep for v in decide(rest, policy))
+
+
+def assert_kept_up_as_decided(candidates: list[Candidate], policy: RetentionPolicy) -> None:
+    """Whom the standings name is whom `decide` wouldn't keep, also when they came one by one and others left."""
+    verdicts = [v for v in decide(candidates, policy) if not v.keep]
+    standings = Standings(replace(c, verified=not c.verified) for c in candidates)
+    assert standings.to_remove(policy) is not None
+    for number, candidate in enumerate(candidates):
+        standings.put(replace(candidate, name=f"other{number}"))
+        standings.put(candidate)
+        standings.drop(f"other{number}")
+    asked = standings.to_remove(policy)
+    assert sorted(asked, key=lambda v: v.name) == sorted(verdicts, key=lambda v: v.name)
+    sequences = {c.name: c.sequence or 0 for c in candidates}
+    assert [v.name for v in asked] == sorted((v.name for v in asked), key=sequences.__getitem__)
+    assert standings.to_remove(policy, unreadable=["one"]) == []

@@ -75,11 +75,13 @@ def test_what_is_taken_out_is_what_a_look_at_the_disk_shows(course: str, keep: i
 def assert_as_seen(catalogue: Catalogue, root: Root) -> None:
     kept, seen = catalogue._view, RunView(root, "default")
     assert (kept.series.entries, kept.series.line) == (seen.series.entries, seen.series.line)
-    assert (kept.candidates(), kept.bytes()) == (seen.candidates(), seen.bytes())
-    assert kept.known_folders() == seen.known_folders()
+    assert sorted(kept.known.standings, key=str) == sorted(seen.known.standings, key=str)
+    assert (kept.known.bytes, kept.known.verified) == (seen.known.bytes, seen.known.verified)
+    assert (kept.known.odd, kept.known.heads()) == (seen.known.odd, seen.known.heads())
+    assert kept.folders() == seen.folders()
     assert kept.run_index().checkpoints == seen.run_index().checkpoints
     assert [e.name for e in kept.series.entries] == [
         found.name
         for e in kept.series.entries
-        if e.index is not None and (found := kept.find(e.index.client_id, e.index.snapshot)) is not None
+        if e.index is not None and (found := kept.known.find(e.index.client_id, e.index.snapshot)) is not None
     ]

@@ -64,7 +64,7 @@ def test_what_retention_has_left_is_due_in_the_next_job() -> None:
 
 
 class LargeRun(FakeCatalogue):
-    checkpoints = 10_000
+    listed = 10_000
 
 
 def disk(tmp_path: Path, events: list[str]) -> Disk:

@@ -122,7 +122,7 @@ def commit_plan(
     try:
         durable.make_real_dir(run_dir)
         own_leftovers.remove(run_dir)
-        name = _free_name(run_dir, descriptor.step)
+        name = _free_name(run_dir, descriptor.step, position.repeat)
         if position.forks:
             write_fork(run_dir, position.sequence, position.parent, name)
     except OSError as error:
@@ -269,9 +269,15 @@ def _what(descriptor: Descriptor) -> str:
     return f"step {descriptor.step} could not be written"
 
 
-def _free_name(run_dir: Path, step: int) -> str:
-    """step-N, or step-N.k with k above all that are there; a name held by anything at all isn't free."""
-    prefix = step_folder(step)
-    found = [parse_step_folder(name) for name in os.listdir(run_dir) if name.startswith(prefix)]
-    repeat = max((held[1] for held in found if held is not None and held[0] == step), default=0) + 1
+def _free_name(run_dir: Path, step: int, repeat: int | None) -> str:
+    """step-N, or step-N.k with k above all that are there; a name held by anything at all isn't free.
+
+    `repeat` is k where the caller knows the checkpoints that are there; names held by anything else are passed over.
+    """
+    if repeat is None:
+        prefix = step_folder(step)
+        found = [parse_step_folder(name) for name in os.listdir(run_dir) if name.startswith(prefix)]
+        repeat = max((held[1] for held in found if held is not None and held[0] == step), default=0) + 1
+    while durable.is_taken(run_dir / step_folder(step, repeat)):
+        repeat += 1
     return step_folder(step, repeat)

@@ -31,6 +31,7 @@ class Position:
         parent: Sequence of the checkpoint it goes on from; None when it begins from nothing.
         lineage: Closed, ascending ranges of the sequences on its line, itself the last.
         forks: A fork has to be recorded before it is committed.
+        repeat: How often its step has been committed then, if its name is free; None: the run's folder has to tell.
     """
 
     run_id: str
@@ -38,6 +39,7 @@ class Position:
     parent: int | None
     lineage: Lineage
     forks: bool
+    repeat: int | None = None
 
     @classmethod
     def alone(cls, run_id: str) -> Position:
@@ -101,6 +103,24 @@ def place(parent: CheckpointIndex | None, sequence: int, known_sequences: Iterab
     if parent is None:
         return ((sequence, sequence),)
     return _extended(parent.lineage, sequence, known_sequences)
+
+
+def longer(
+    head: CheckpointIndex, line: Line, *, run_id: str, sequence: int, client_id: str, base_snapshot: int
+) -> Position | None:
+    """What next_position gives when the client's own newest is the newest of all; None when it isn't.
+
+    Args:
+        head: The run's own checkpoint of the highest sequence, which is also the highest known anywhere in the run.
+        line: The present line.
+        run_id, sequence: The new checkpoint's.
+        client_id, base_snapshot: As in the descriptor.
+    """
+    mine = head.client_id == client_id and head.snapshot > base_snapshot
+    if not mine or sequence <= head.sequence or line != Line(head.lineage, head.sequence + 1):
+        return None
+    *closed, (low, _) = head.lineage
+    return Position(run_id, sequence, head.sequence, (*closed, (low, sequence)), forks=False)
 
 
 def next_position(

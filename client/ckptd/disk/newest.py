@@ -1,9 +1,10 @@
-"""The newest checkpoint of a run, told from what is recent in it and a listing: without a look into every folder.
+"""The newest checkpoint of a run, told without a look into every folder: by newest.json, or a listing and what is recent.
 
 A run of thousands takes seconds to read whole. Its newest checkpoint alone is the head of the line unless a fork,
 a foreign, moved or unreadable one has a say in it. Where anything of that kind is there, nothing is said here, and
-the caller reads the run whole: so the answer is the same, only sooner. What still grows with the run is the listing,
-a third of a microsecond a name in the kernel: nothing but the names says that there is no newer one.
+the caller reads the run whole: so the answer is the same, only sooner. It doesn't take longer in a larger run while
+the folder is as newest.json has it; else there is a listing, which grows with the run, for nothing but the names says
+then that there is no newer one.
 
 A listing taken while folders are renamed can show neither the old nor the new one. What this rests on: before anything
 is removed, recent.json says what stays for it (retention sees to that), and it is read after the listing. A folder
@@ -20,7 +21,8 @@ from typing import Final
 
 from ckptd.disk.decisions import read_decisions
 from ckptd.disk.entry import Entry, read_entry
-from ckptd.disk.run_index import Recent, Summary, folder_token, read_recent
+from ckptd.disk.newest_file import FolderState, Newest, read_newest
+from ckptd.disk.run_index import Mark, Recent, Summary, known_folders, token_of
 from ckptd.disk.series_entries import list_quarantine
 from ckptd.disk.verification import stat_signature
 from ckptd.names import parse_step_folder
@@ -38,29 +40,36 @@ def newest_on_line(run_dir: Path) -> Entry | None:
         OSError: The run can't be read now.
     """
     for _ in range(_MOST_LOOKS):
-        times, listed = _times(run_dir), _listed(run_dir)
-        recent = read_recent(run_dir)
-        if recent is None:
+        state = FolderState.of(run_dir)
+        if (noted := read_newest(run_dir, state)) is not None:
+            found = _noted(run_dir, noted)
+            if FolderState.of(run_dir) == state:
+                return _judged(run_dir, found, [noted.mark] if noted.mark else [])
+            continue
+        listed, known = _listed(run_dir), known_folders(run_dir)
+        if known is None:
             return None
-        found = _highest(run_dir, listed, recent)
-        if _times(run_dir) == times or _steps(_listed(run_dir)) == _steps(listed):
-            return _judged(run_dir, found, recent)
+        recent, folders = known
+        found = _highest(run_dir, listed, recent, folders)
+        if FolderState.of(run_dir) == state or _steps(_listed(run_dir)) == _steps(listed):
+            return _judged(run_dir, found, recent.marks)
     return None
 
 
-def _judged(run_dir: Path, found: Entry | None, recent: Recent) -> Entry | None:
+def _judged(run_dir: Path, found: Entry | None, marks: Iterable[Mark]) -> Entry | None:
     """It with its mark; None when something else has a say."""
     if found is None or found.index is None or found.index.run_id != _birth(run_dir, found.index.sequence):
         return None
     if _failed_since(run_dir, found.index.sequence):
         return None
-    return replace(found, own=True, verified=_is_marked(found, recent))
+    return replace(found, own=True, verified=_is_marked(found, marks))
 
 
-def _times(run_dir: Path) -> tuple[int, int]:
-    """When names in it last changed: two equal ones prove nothing, two different ones only cause another listing."""
-    seen = os.stat(run_dir)
-    return seen.st_mtime_ns, seen.st_ctime_ns
+def _noted(run_dir: Path, noted: Newest) -> Entry | None:
+    """The one of newest.json, read; None when it isn't what that says."""
+    entry = read_entry(run_dir / noted.name) if parse_step_folder(noted.name) is not None else None
+    same = entry is not None and token_of(entry.name, entry.identity) == noted.token
+    return entry if same and entry is not None and entry.sequence == noted.sequence else None
 
 
 def _listed(run_dir: Path) -> set[str]:
@@ -78,9 +87,9 @@ def _failed_since(run_dir: Path, newest: int) -> bool:
     return any(sequence > newest for sequence, _ in list_quarantine(run_dir))
 
 
-def _highest(run_dir: Path, listed: set[str], recent: Recent) -> Entry | None:
+def _highest(run_dir: Path, listed: set[str], recent: Recent, folders: set[str]) -> Entry | None:
     """The one of the highest sequence, read; None when two have that, or one that isn't known can't be told."""
-    read = _read(run_dir, listed.difference(recent.known.split(" ")))
+    read = _read(run_dir, listed.difference(folders))
     head = _newest_known(recent)
     if read is None or not head.keys() <= listed:
         return None
@@ -100,7 +109,7 @@ def _newest_known(recent: Recent) -> dict[str, Summary]:
     """folder_token → row of those with the highest sequence that is known."""
     highest = max((summary.sequence for summary in recent.checkpoints), default=0)
     newest = (summary for summary in recent.checkpoints if summary.sequence == highest)
-    return {folder_token(one.name, one.identity.partition(" ")[0]): one for one in newest}
+    return {token_of(one.name, one.identity): one for one in newest}
 
 
 def _read(run_dir: Path, tokens: Iterable[str]) -> list[Entry | None] | None:
@@ -117,8 +126,8 @@ def _birth(run_dir: Path, newest: int) -> str:
     return decisions.birth_run_id or ""
 
 
-def _is_marked(entry: Entry, recent: Recent) -> bool:
-    for mark in recent.marks:
+def _is_marked(entry: Entry, marks: Iterable[Mark]) -> bool:
+    for mark in marks:
         if mark.name == entry.name and entry.index is not None:
             same = (mark.sequence, mark.index_sha256) == (entry.index.sequence, entry.index.index_sha256)
             return same and mark.stat_signature == stat_signature(entry.path)

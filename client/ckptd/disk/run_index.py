@@ -8,7 +8,7 @@ reads it. Its bytes must be the one spelling of what they say, by which a key gi
 or any other changed byte shows.
 
 What changes with every commit is in recent.json beside it, which is short: the rows that index.json hasn't got yet,
-always those of the newest, and by name what both of them know. It goes with one index.json and is nothing without it.
+always those of the newest, and the names that went. It goes with one index.json and is nothing without it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -30,10 +31,10 @@ from ckptd.disk.folder_files import read_small_file
 from ckptd.errors import CorruptCheckpoint
 from ckptd.format.strict_json import float_from_json, float_to_json
 from ckptd.limits import MAX_RUN_INDEX_BYTES
-from ckptd.names import INDEX_FILE, RECENT_FILE
+from ckptd.names import INDEX_FILE, NEWEST_FILE, RECENT_FILE
 
 SCHEMA: Final = "ckpt.v2-run-index.2"
-RECENT_SCHEMA: Final = "ckpt.v2-run-recent.1"
+RECENT_SCHEMA: Final = "ckpt.v2-run-recent.2"
 
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Hash = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -101,11 +102,11 @@ class Recent(RunIndex, frozen=True, kw_only=True, forbid_unknown_fields=True):
         base: The index.json it goes with (`identity_of`).
         checkpoints, marks: Of those that came or changed since, and of the newest. They take the place of what
             index.json has of them.
-        known: The `folder_token` of every checkpoint, separated by spaces.
+        gone: Names in index.json of folders that went, separated by spaces.
     """
 
     base: str
-    known: str = ""
+    gone: str = ""
 
 
 class _StoredSummary(Summary, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -145,6 +146,17 @@ def read_recent(run_dir: Path) -> Recent | None:
     return recent if recent is not None and recent.base == identity_of(run_dir) else None
 
 
+def known_folders(run_dir: Path) -> tuple[Recent, set[str]] | None:
+    """What is recent, and the folder_token of each checkpoint that it and index.json know; None without both."""
+    base = identity_of(run_dir)
+    index, recent = _read(run_dir, INDEX_FILE, run_index_from_bytes), read_recent(run_dir)
+    if index is None or recent is None or recent.base != base:
+        return None
+    changed = {*recent.gone.split(" "), *(row.name for row in recent.checkpoints)}
+    rows = chain((row for row in index.checkpoints if row.name not in changed), recent.checkpoints)
+    return recent, {token_of(row.name, row.identity) for row in rows if row.identity}
+
+
 def write_run_index(run_dir: Path, index: RunIndex) -> None:
     """Replace index.json; nothing is recent any more. The caller holds the root's lock. Not synced: a cache
     needs no fsync.
@@ -166,7 +178,7 @@ def write_recent(run_dir: Path, recent: Recent) -> None:
     """
     unsigned = _RecentFile(
         schema=RECENT_SCHEMA, sha256="", run=recent.run, run_id=recent.run_id,
-        highest_sequence=recent.highest_sequence, marks=recent.marks, base=recent.base, known=recent.known,
+        highest_sequence=recent.highest_sequence, marks=recent.marks, base=recent.base, gone=recent.gone,
         checkpoints=tuple(map(_stored, recent.checkpoints)),
     )  # fmt: skip
     try:
@@ -177,9 +189,10 @@ def write_recent(run_dir: Path, recent: Recent) -> None:
 
 
 def forget_recent(run_dir: Path) -> None:
-    """Have questions look at the folders: what recent.json says of them may be wrong soon."""
-    with contextlib.suppress(OSError):
-        (run_dir / RECENT_FILE).unlink(missing_ok=True)
+    """Have questions look at the folders: what recent.json and newest.json say of them may be wrong soon."""
+    for name in (NEWEST_FILE, RECENT_FILE):
+        with contextlib.suppress(OSError):
+            (run_dir / name).unlink(missing_ok=True)
 
 
 def fold_recent(run_dir: Path) -> None:
@@ -202,6 +215,11 @@ def identity_of(run_dir: Path) -> str:
 def folder_token(name: str, inode: int | str) -> str:
     """Of a checkpoint's folder: what a listing shows of it."""
     return f"{name}:{inode}"
+
+
+def token_of(name: str, identity: str) -> str:
+    """The same, of a folder that was read (entry.folder_identity)."""
+    return folder_token(name, identity.partition(" ")[0])
 
 
 def run_index_to_bytes(index: RunIndex) -> bytes:
@@ -230,7 +248,7 @@ def _recent_from_bytes(data: bytes, where: str) -> Recent:
     file = _checked(_decode_recent, data, RECENT_SCHEMA, where)
     return Recent(
         run=file.run, run_id=file.run_id, highest_sequence=file.highest_sequence, marks=file.marks,
-        base=file.base, known=file.known, checkpoints=_plain(file.checkpoints, where),
+        base=file.base, gone=file.gone, checkpoints=_plain(file.checkpoints, where),
     )  # fmt: skip
 
 

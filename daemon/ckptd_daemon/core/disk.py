@@ -30,6 +30,7 @@ from ckptd_daemon.core.unentered import Unentered
 from ckptd_daemon.core.upkeep import Upkeep
 from ckptd_daemon.core.worker import Worker
 from ckptd_daemon.series.catalogue import Catalogue
+from ckptd_daemon.series.name_watch import NameWatch
 from ckptd_daemon.series.pruning import MOST_AT_ONCE
 from ckptd_daemon.series.settings_file import Settings
 
@@ -98,7 +99,7 @@ class Disk:
         root: The root, its lock held.
         settings: The policies.
         commit: What writes a snapshot.
-        catalogue: What keeps one run.
+        catalogue: What keeps one run. None for a Catalogue that the kernel tells of changes.
         urgency: Whether somebody waits for what is written; it changes in the loop.
         in_place: Raises RootMoved when the root's path leads to it no more.
 
@@ -109,19 +110,22 @@ class Disk:
 
     def __init__(
         self, root: Root, settings: Settings, *, commit: Commit | None = None,
-        catalogue: Callable[[Root, str], Catalogue] = Catalogue, urgency: Urgency | None = None,
+        catalogue: Callable[[Root, str], Catalogue] | None = None, urgency: Urgency | None = None,
         in_place: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._in_place = in_place
         self.root_lost: Callable[[RootMoved], None] = lambda _: None
-        self.root, self._settings, self._new_catalogue = root, settings, catalogue
+        self.root, self._settings = root, settings
+        self._names = NameWatch()
+        self._new_catalogue = catalogue or partial(Catalogue, watch=self._names)
         self.writing = Writing(urgency=urgency or Urgency(), rate=WriteRate(settings.max_write_rate))
         self._commit = commit or partial(commit_snapshot, writing=self.writing)
         self._catalogues: dict[str, Catalogue] = {}
         self._problems: dict[str, tuple[str, ...]] = {}
         self._unentered, self._upkeep = Unentered(), Upkeep()
         self._tidying = self._catching_up = False
-        self.worker = Worker("ckptd-disk")
+        self._to_note = set[str]()
+        self.worker = Worker("ckptd-disk", self._note_newest)
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any], None], *, urgent: bool = False) -> int:
         """Have a job done; see Worker.submit."""
@@ -210,7 +214,7 @@ class Disk:
             log.warning("run.not_kept_up run=%s error=%s; tried again later", run, error)
             self._upkeep.failed(run, retention=retention)
             return removed
-        self._upkeep.end(run, catalogue.checkpoints, more=removed >= MOST_AT_ONCE)
+        self._upkeep.end(run, catalogue.listed, more=removed >= MOST_AT_ONCE)
         if catalogue.holds_back:  # seen again in a while
             self._upkeep.failed(run, retention=True)
         return removed
@@ -247,6 +251,14 @@ class Disk:
 
     # --- inside ----------------------------------------------------------------------------------
 
+    def _note_newest(self) -> None:
+        """Nothing is to be done now, and nothing was just before."""
+        runs, self._to_note = self._to_note, set()
+        with contextlib.suppress(RootMoved, OSError):  # the next job meets it too, and says so
+            self._in_place()
+            for catalogue in (self._catalogues[run] for run in runs if run in self._catalogues):
+                catalogue.note_newest()
+
     def _check_root(self) -> None:
         try:
             self._in_place()
@@ -257,6 +269,7 @@ class Disk:
     def _catalogue(self, run: str) -> Catalogue:
         self._check_root()
         self._unentered.enter()
+        self._to_note.add(run)
         catalogue = self._catalogues.get(run)
         if catalogue is None:
             began = time.monotonic()

@@ -1,8 +1,9 @@
-"""When a run's retention and index are due: their cost grows with its checkpoints, and commits wait behind them.
+"""When a run's retention and index are due: after every commit and every verdict, as long as that costs little.
 
-In a run of up to 500 checkpoints after every commit and every verdict. In a larger one at most once in as many
-milliseconds as it has checkpoints, which is a twentieth of the disk thread's time; what is owed meanwhile is done
-then. The index is a cache, and retention only removes: neither is needed sooner.
+It does as long as the kernel tells what others do to the run's folder. Where its names had to be gone through, and
+there are more than 500, the next time is at most once in as many milliseconds as there are names, which is a
+twentieth of the disk thread's time: commits wait behind it. What is owed meanwhile is done then. The index is a cache,
+and retention only removes: neither is needed sooner.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 AT_ONCE_UP_TO: Final = 500
-_PAUSE_S_PER_CHECKPOINT: Final = 0.001
+_PAUSE_S_PER_NAME: Final = 0.001
 _AFTER_A_FAILURE_S: Final = 10.0
 
 
@@ -49,12 +50,12 @@ class Upkeep:
         self._owed[run] = self._owed.get(run, False) or retention
         self._again_at[run] = self._now() + _AFTER_A_FAILURE_S
 
-    def end(self, run: str, checkpoints: int, *, more: bool) -> None:
-        """It was done, in a run of so many checkpoints; more: retention has left some to remove."""
+    def end(self, run: str, listed: int, *, more: bool) -> None:
+        """It was done, and so many names were gone through for it; more: retention has left some to remove."""
         if more:  # in the next job: a commit that waits goes first
             self._owed[run] = True
-        elif checkpoints > AT_ONCE_UP_TO:
-            self._not_before[run] = self._now() + checkpoints * _PAUSE_S_PER_CHECKPOINT
+        elif listed > AT_ONCE_UP_TO:
+            self._not_before[run] = self._now() + listed * _PAUSE_S_PER_NAME
             return
         self._not_before.pop(run, None)
 

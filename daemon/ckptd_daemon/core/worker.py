@@ -10,9 +10,12 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 log = logging.getLogger(__name__)
+
+#: Longer than any clock of a file system takes to go on.
+REST_S: Final = 0.025
 
 _URGENT, _USUAL, _LAST = range(3)
 
@@ -21,9 +24,14 @@ class Worker:
     """One thread; jobs in order, urgent ones first; what came of them goes back to the loop.
 
     The loop polls `fileno()` and calls `deliver()`; only there are the callbacks called.
+
+    Args:
+        name: The thread's.
+        at_rest: Called by the thread, once, when no job has come for REST_S after the last one; mustn't take long.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, at_rest: Callable[[], None] = lambda: None) -> None:
+        self._at_rest = at_rest
         self._jobs: list[tuple[int, int, Callable[[], None] | None]] = []  # a heap
         self._some = threading.Condition()
         self._number = itertools.count()
@@ -101,9 +109,17 @@ class Worker:
 
     def _take(self) -> Callable[[], None] | None:
         with self._some:
-            while not self._jobs:
-                self._some.wait()
+            if not self._jobs and not self._some.wait_for(lambda: self._jobs, REST_S):
+                return self._rest
             return heapq.heappop(self._jobs)[2]
+
+    def _rest(self) -> None:
+        try:
+            self._at_rest()
+        except Exception:
+            log.exception("daemon.fault")
+        with self._some:
+            self._some.wait_for(lambda: self._jobs)
 
     def _work(self) -> None:
         while (job := self._take()) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from ckptd.disk.series_entries import Entry
@@ -46,11 +46,11 @@ class Arrivals:
         if before is None or before[0] != signature:
             self._failed[entry.name] = signature, self._now()
 
-    def listed(self, names: Set[str]) -> None:
-        """There are no others: one that comes by such a name again is another one, though it may have the inode."""
-        for known in (self._whole, self._failed):
-            for name in known.keys() - names:
-                del known[name]
+    def left(self, names: Iterable[str]) -> None:
+        """They are gone: one that comes by such a name again is another one, though it may have the inode."""
+        for name in names:
+            self._whole.pop(name, None)
+            self._failed.pop(name, None)
 
     def may_move(self, entry: Entry) -> bool:
         """Whether one that failed, and hasn't changed since, isn't being copied any more."""

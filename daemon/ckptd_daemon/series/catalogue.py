@@ -14,7 +14,9 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from ckptd.disk.commit import Committed, Position
 from ckptd.disk.decisions import settle, write_birth
 from ckptd.disk.entry import folder_identity
 from ckptd.disk.in_quarantine import count_quarantined
+from ckptd.disk.newest_file import note_newest
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series_entries import Entry, position_after
 from ckptd.disk.staged_line import Accepted, is_overtaken
@@ -32,6 +35,7 @@ from ckptd.names import parse_step_folder, step_folder
 from ckptd.snapshot.descriptor import Descriptor
 from ckptd_daemon.series.arrivals import Arrivals
 from ckptd_daemon.series.index_file import IndexFile
+from ckptd_daemon.series.name_watch import NameWatch
 from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_daemon.series.pruning import Removed, prune
 from ckptd_daemon.series.quarantine import quarantine
@@ -49,12 +53,15 @@ class Catalogue:
         root: The root, its lock held.
         run: The run's name.
         now: A monotonic clock in seconds.
+        watch: Tells what others do to the names in the run's folder. None: it is listed each time.
     """
 
-    def __init__(self, root: Root, run: str, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, root: Root, run: str, now: Callable[[], float] = time.monotonic, watch: NameWatch | None = None
+    ) -> None:
         self.run = run
         self.run_dir: Path = root.run_dir(run)
-        self._root = root
+        self._root, self._watch = root, watch
         self._view: RunView
         self._index_file: IndexFile
         self._trash = Trash(self.run_dir)
@@ -80,7 +87,7 @@ class Catalogue:
     def _open(self, run_id: str) -> list[str]:
         durable.make_real_dir(self.run_dir)
         folder = RunFolder(self.run_dir)
-        view = RunView(self._root, self.run)
+        view = RunView(self._root, self.run, self._watch)
         decisions = view.series.decisions
         _refuse_unread(view)
         if run_id and view.run_id not in ("", run_id):
@@ -108,12 +115,17 @@ class Catalogue:
     @property
     def highest_sequence(self) -> int:
         """The highest ever seen in this run's folder; slots may hold higher ones."""
-        return self._view.series.next_sequence - 1
+        return self._view.next_sequence - 1
 
     @property
     def checkpoints(self) -> int:
         """How many there are."""
-        return len(self._view.series.entries)
+        return len(self._view.names)
+
+    @property
+    def listed(self) -> int:
+        """How many names the last look at the run went through."""
+        return self._view.listed
 
     # --- commits ----------------------------------------------------------------------------------
 
@@ -126,6 +138,7 @@ class Catalogue:
         """
         if self._folder.is_lost():  # the same run begins anew, its birth included
             self._committed = False
+            self._view.leave()
             self._open(self.run_id)
         if self._view.in_doubt():
             with contextlib.suppress(OSError):  # then nothing more is known than before
@@ -133,7 +146,10 @@ class Catalogue:
         self._view.read_decisions()
         if self._view[step_folder(descriptor.step)] is not None:
             self._index_file.forget()  # somebody may have removed that folder, and the name be given again
-        return position_after(self._view.series, descriptor, sequence, run_id=self.run_id)
+        position = self._view.going_on(descriptor, sequence) or position_after(
+            self._view.series, descriptor, sequence, run_id=self.run_id
+        )
+        return replace(position, repeat=self._view.free_repeat(descriptor.step))
 
     def added(self, committed: Committed) -> None:
         """The snapshot is durable."""
@@ -149,10 +165,12 @@ class Catalogue:
 
     def find(self, client_id: str, snapshot: int) -> Entry | None:
         """The checkpoint that this snapshot became, if it is here and seems whole."""
-        return self._view.find(client_id, snapshot)
+        return self._view.known.find(client_id, snapshot)
 
     def is_overtaken(self, descriptor: Descriptor, sequence: int) -> bool:
         """Whether a newer snapshot of its client is here, with a lower sequence."""
+        if self._view.is_newer_than_all(descriptor, sequence):
+            return False
         return is_overtaken(self._view.series, Accepted(sequence, descriptor))
 
     def rescan(self) -> list[str]:
@@ -210,6 +228,12 @@ class Catalogue:
         """
         self._index_file.write(self._view)
 
+    def note_newest(self) -> None:
+        """Note which checkpoint is the newest, so that nobody has to list the run for it. For a moment of rest: what
+        changed within the last milliseconds keeps it from being noted."""
+        with contextlib.suppress(OSError):  # then whoever asks lists the run
+            note_newest(self.run_dir, self._view.newest)
+
     # --- retention --------------------------------------------------------------------------------
 
     def apply_retention(self, policy: RetentionPolicy) -> list[Removed]:
@@ -218,23 +242,30 @@ class Catalogue:
         What can't be removed is warned of and tried again the next time.
         """
         self.rescan()
-        self._arrivals.listed(self._view.names)
+        self._arrivals.left(self._view.left)
+        self._view.left = set()
         self._view.read_decisions()
         self._retry_quarantine()
         return prune(self._view, policy, self._trash, before=self._record_marks) if self._committed else []
 
     def summary(self) -> dict[str, Any]:
         """For `ckptd status`: counts, the newest committed and the newest verified one, what is wrong."""
-        view = self._view
-        entries = view.series.entries
-        newest_first = [e for e in reversed(entries) if e.own and e.on_line and e.name not in view.failed]
+        known, failed = self._view.known, self._view.failed
+        newest_first = reversed(known.entries.values())
+        line = (
+            e for e in newest_first if e.own and e.on_line and e.index is not None and e.name not in failed
+        )
+        committed = next(line, None)
+        verified = next(
+            (entry for entry in chain([committed], line) if entry is None or entry.verified), None
+        )
         return {
-            "run": self.run, "run_id": self.run_id, "checkpoints": len(entries),
-            "verified": sum([e.verified for e in entries]),
-            "bytes": view.bytes(),
+            "run": self.run, "run_id": self.run_id, "checkpoints": len(known.entries),
+            "verified": known.verified,
+            "bytes": known.bytes,
             "quarantined": count_quarantined(self.run_dir),
-            "last_committed": _brief(e for e in newest_first if e.index is not None),
-            "last_verified": _brief(e for e in newest_first if e.index is not None and e.verified),
+            "last_committed": _brief(committed),
+            "last_verified": _brief(verified),
             "problems": list(self._problems()),
         }  # fmt: skip
 
@@ -249,9 +280,9 @@ class Catalogue:
             log.warning("index.not_written run=%s error=%s", self.run, error)
 
     def _problems(self) -> Iterator[str]:
-        failed = self._view.failed
-        entries = self._view.series.entries
-        for entry in [e for e in entries if e.status != "committed" or not e.own or e.name in failed]:
+        failed, known = self._view.failed, self._view.known
+        names = dict.fromkeys((*known.odd, *(name for name in failed if name in known.entries)))
+        for entry in map(known.entries.__getitem__, names):
             if fault := failed.get(entry.name):
                 yield f"{entry.name} is corrupt: {fault}"
             elif entry.status != "committed":
@@ -351,8 +382,6 @@ def _identity(path: Path) -> str:
         return ""  # known to nobody: it is read where another would be looked up
 
 
-def _brief(entries: Iterable[Entry]) -> dict[str, Any] | None:
-    """The first of them in short."""
-    for entry in entries:
-        return {"name": entry.name, "step": entry.step, "sequence": entry.sequence}
-    return None
+def _brief(entry: Entry | None) -> dict[str, Any] | None:
+    """It in short."""
+    return None if entry is None else {"name": entry.name, "step": entry.step, "sequence": entry.sequence}

@@ -6,6 +6,7 @@ before a checkpoint is committed under a name that the run knew: a listing could
 
 from __future__ import annotations
 
+from math import isqrt
 from pathlib import Path
 from typing import Final
 
@@ -13,13 +14,14 @@ from ckptd.disk.run_index import (
     fold_recent,
     forget_recent,
     identity_of,
-    read_recent,
+    known_folders,
     write_recent,
     write_run_index,
 )
 from ckptd_daemon.series.run_view import RunView
 
-#: Rows in recent.json before index.json is written anew. Each costs something at every change and every question.
+#: Rows and names in recent.json before index.json is written anew: each costs something at every change, and what
+#: index.json costs, with each checkpoint, is shared among so many changes. Twice the root of their number at least.
 _MOST_RECENT: Final = 32
 
 
@@ -28,8 +30,8 @@ class IndexFile:
 
     def __init__(self, run_dir: Path, view: RunView) -> None:
         self._run_dir, self._base = run_dir, ""
-        recent = read_recent(run_dir)
-        if recent is not None and recent.known != view.known_folders():
+        known = known_folders(run_dir)
+        if known is not None and known[1] != view.folders():
             fold_recent(run_dir)
 
     def __repr__(self) -> str:
@@ -54,4 +56,4 @@ class IndexFile:
 
 
 def _is_old(view: RunView) -> bool:
-    return view.touched is None or len(view.touched) > _MOST_RECENT
+    return view.touched is None or len(view.touched) > max(_MOST_RECENT, 2 * isqrt(len(view.names)))

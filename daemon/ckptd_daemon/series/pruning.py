@@ -15,7 +15,7 @@ from typing import Final
 from ckptd.errors import CorruptCheckpoint
 from ckptd.format.records import read_index
 from ckptd_daemon.series.policy import RetentionPolicy
-from ckptd_daemon.series.retention import Verdict, best_first, to_remove
+from ckptd_daemon.series.retention import Verdict
 from ckptd_daemon.series.run_view import RunView
 from ckptd_daemon.series.trash import Trash
 
@@ -38,7 +38,8 @@ class Removed:
 
 def dispensable(view: RunView, policy: RetentionPolicy) -> list[Verdict]:
     """Which checkpoints the policy doesn't keep now."""
-    return to_remove(view.candidates(), policy, unreadable=[*view.unreadable_decisions(), *view.in_doubt()])
+    unreadable = [*view.unreadable_decisions(), *view.in_doubt()]
+    return view.known.standings.to_remove(policy, unreadable=unreadable)
 
 
 def prune(
@@ -79,9 +80,9 @@ def _distrust_changed(view: RunView, pillars: list[str]) -> bool:
 
 def _pillars(view: RunView, policy: RetentionPolicy) -> list[str]:
     """The checkpoints that the others may go because of."""
-    line = [c for c in view.candidates() if c.own and c.on_line and c.verified and not c.failed]
-    best = best_first(line, policy.monitor, policy.mode) if policy.monitor and policy.mode else []
-    return [candidate.name for candidate in (*line[-1:], *best[:1])]
+    standings = view.known.standings
+    newest = standings.newest()
+    return [*([] if newest is None else [newest.name]), *standings.best(policy)[:1]]
 
 
 def _removal(view: RunView, verdict: Verdict) -> Removed | None:

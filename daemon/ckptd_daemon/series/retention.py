@@ -69,35 +69,42 @@ def decide(
     return [_verdict(candidate, newest, chosen.get(candidate.name, []), policy) for candidate in candidates]
 
 
-def to_remove(
-    candidates: Sequence[Candidate], policy: RetentionPolicy, *, unreadable: Sequence[str] = ()
-) -> list[Verdict]:
-    """Those of decide that don't keep: without a word about each one that stays, of which there may be thousands."""
-    if unreadable:
-        return []
-    newest, chosen = _chosen(candidates, policy)
-    others = [c for c in candidates if c.name not in chosen and not _untouchable(c, newest)]
-    return [_verdict(candidate, newest, [], policy) for candidate in others]
-
-
 def _chosen(
     candidates: Sequence[Candidate], policy: RetentionPolicy
 ) -> tuple[int | None, dict[str, list[str]]]:
     """The sequence of the newest verified one, and why the policy keeps which."""
-    counting = [
-        c
-        for c in candidates
-        if c.own and c.on_line and c.verified and not c.failed and c.sequence is not None
-    ]
-    line = sorted(counting, key=_sequence, reverse=True)
+    line = sorted(filter(counts, candidates), key=_sequence, reverse=True)
     return _sequence(line[0]) if line else None, _by_policy(line, policy)
+
+
+def counts(candidate: Candidate) -> bool:
+    """Whether it fills a place: verified, on the line, and hasn't failed since."""
+    c = candidate
+    return c.own and c.on_line and c.verified and not c.failed and c.sequence is not None
+
+
+def rank(candidate: Candidate, metric: str, mode: str) -> tuple[float, int, str] | None:
+    """Lower is better, and of equal ones the newer. None without that metric; NaN is no value."""
+    value = candidate.metrics.get(metric, math.nan)
+    if math.isnan(value):
+        return None
+    return -value if mode == "max" else value, -_sequence(candidate), candidate.name
 
 
 def best_first(candidates: Sequence[Candidate], metric: str, mode: str) -> list[Candidate]:
     """Those that have the metric, the best first; of equal ones the newer first. NaN is no value."""
-    sign = -1.0 if mode == "max" else 1.0
-    rated = [c for c in candidates if not math.isnan(c.metrics.get(metric, math.nan))]
-    return sorted(rated, key=lambda c: (sign * c.metrics[metric], -_sequence(c)))
+    rated = [(rated, c) for c in candidates if (rated := rank(c, metric, mode)) is not None]
+    return [candidate for _, candidate in sorted(rated, key=lambda one: one[0])]
+
+
+def why_removed(candidate: Candidate, policy: RetentionPolicy) -> Verdict:
+    """The verdict on one that may go and that no rule picks."""
+    if not candidate.on_line:
+        return Verdict(candidate.name, False, ("abandoned, and the new line has a newer verified one",))
+    reasons = [f"not one of the last {policy.keep_last}"]
+    if policy.monitor is not None:
+        reasons.append(f"not one of the best {max(1, policy.keep_best)} by {policy.monitor} ({policy.mode})")
+    return Verdict(candidate.name, False, tuple(reasons))
 
 
 def _by_policy(line: Sequence[Candidate], policy: RetentionPolicy) -> dict[str, list[str]]:
@@ -120,12 +127,7 @@ def _verdict(candidate: Candidate, newest: int | None, chosen: list[str], policy
         return Verdict(candidate.name, True, (reason, *chosen))
     if chosen:
         return Verdict(candidate.name, True, tuple(chosen))
-    if not candidate.on_line:
-        return Verdict(candidate.name, False, ("abandoned, and the new line has a newer verified one",))
-    reasons = [f"not one of the last {policy.keep_last}"]
-    if policy.monitor is not None:
-        reasons.append(f"not one of the best {max(1, policy.keep_best)} by {policy.monitor} ({policy.mode})")
-    return Verdict(candidate.name, False, tuple(reasons))
+    return why_removed(candidate, policy)
 
 
 def _untouchable(candidate: Candidate, newest: int | None) -> str:

@@ -1,39 +1,54 @@
 """What the daemon knows of one run between two looks at its folder: entries, marks, failures, the line.
 
 Folders and decisions are the truth. This is read from them, kept up with what the daemon itself does, and
-read anew whenever the names in the folder differ. It changes nothing on disk.
+read anew whenever the names in the folder differ: which the kernel tells of (`name_watch`), or else a listing.
+It changes nothing on disk. A commit, a mark, a removal costs the same however many checkpoints there are.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
 import time
 from collections.abc import Collection, Iterable, KeysView
 from dataclasses import replace
 from pathlib import Path
 
 from ckptd.disk.decisions import Decisions, read_decisions
-from ckptd.disk.lineage import Line, line_of
+from ckptd.disk.entry import folder_identity
+from ckptd.disk.lineage import Line, Position, line_of, longer
+from ckptd.disk.newest_file import Newest
 from ckptd.disk.rootdir import Root
-from ckptd.disk.run_index import Mark, Recent, RunIndex, folder_token, read_run_index
+from ckptd.disk.run_index import Mark, Recent, RunIndex, read_run_index, token_of
 from ckptd.disk.series_entries import Entry, Series, list_run, list_steps, read_series
 from ckptd.disk.verification import Report, stat_signature
-from ckptd_daemon.series.candidates import Candidates
+from ckptd.names import parse_step_folder
+from ckptd.snapshot.descriptor import Descriptor
 from ckptd_daemon.series.index_rows import rows
-from ckptd_daemon.series.retention import Candidate
+from ckptd_daemon.series.known import Known
+from ckptd_daemon.series.name_watch import Followed, NameWatch
 
 
 class RunView:
     """One run. Used by one thread, under the root's lock.
 
+    Args:
+        root: The root.
+        run: The run's name.
+        watch: Tells which names changed. None: the folder is listed each time.
+
     Attributes:
-        series: The run as last seen, its marks and line brought up to date.
+        known: Its entries, as they are asked for.
         failed: Name → fault, of those that failed their check and are still in place.
         decisions_unread: Why the decisions can't even be listed; "" when they can.
-        touched: Names that came or whose mark changed, since whoever writes the run's index emptied it; None when
-            anything may have changed.
+        touched: Names that came or went or whose mark changed, since whoever writes the run's index emptied it; None
+            when anything may have changed.
+        left: Names that went, since whoever asks for it emptied it.
+        listed: How many names the last `rescan` went through; 0 when the kernel had told.
     """
 
-    def __init__(self, root: Root, run: str) -> None:
+    def __init__(self, root: Root, run: str, watch: NameWatch | None = None) -> None:
         self._root = root
         self.run = run
         self.run_dir: Path = root.run_dir(run)
@@ -42,38 +57,55 @@ class RunView:
         self.decisions_unread = ""
         self._moved: set[int] = set()
         self.touched: set[str] | None = None
-        self._entries: dict[str, Entry] = {}
-        self._by_snapshot: dict[tuple[str, int], Entry] = {}
-        self._tokens: dict[str, str] = {}
-        self._sequences: dict[str, int] = {}
-        self._bytes: dict[str, int] = {}
-        self._candidates = Candidates()
+        self.left: set[str] = set()
+        self.listed = 0
+        self.known = Known()
+        self._new_sequences: set[int] = set()
+        self._behind = False
+        self._followed: Followed | None = watch.follow(self.run_dir) if watch is not None else None
+        self._to_look_at: set[str] = set()
         cached = read_run_index(self.run_dir)
         self._marks = {mark.name: mark for mark in cached.marks} if cached is not None else {}
-        self.series: Series = read_series(root, run)
-        self._read(self.series)
+        self._series = read_series(root, run)
+        self._read(self._series, marks_as_read=True)
+
+    @property
+    def series(self) -> Series:
+        """The run as last seen, its marks and line brought up to date. To ask for it goes through all of it."""
+        if self._behind:
+            sequences = self._series.known_sequences | self._new_sequences
+            entries = tuple(self.known.entries.values())
+            self._series = replace(self._series, entries=entries, known_sequences=sequences)
+            self._behind, self._new_sequences = False, set()
+        return self._series
 
     @property
     def run_id(self) -> str:
-        return self.series.run_id
+        return self._series.run_id
+
+    @property
+    def next_sequence(self) -> int:
+        """See Series."""
+        return self._series.next_sequence
 
     @property
     def names(self) -> KeysView[str]:
         """Of all entries."""
-        return self._entries.keys()
+        return self.known.entries.keys()
 
     def __getitem__(self, name: str) -> Entry | None:
-        return self._entries.get(name)
+        return self.known.entries.get(name)
 
     def named(self, run_id: str) -> None:
         """The run got its id."""
-        self.series = replace(self.series, run_id=run_id)
+        self._series = replace(self.series, run_id=run_id)
 
     def rescan(self, *, always: bool = False) -> list[str]:
         """Read the run again if its names differ or one couldn't be read (or always); the names that are new."""
-        known = frozenset(self._entries)
-        if not always and not self.in_doubt() and list_steps(self.run_dir, known) == known:
+        if not always and not self.in_doubt() and self.names_are_known():
             return []
+        known = frozenset(self.names)
+        self.listed = max(len(known), 1)
         series, seen = read_series(self._root, self.run), self.series
         self._read(
             replace(
@@ -82,7 +114,51 @@ class RunView:
                 next_sequence=max(series.next_sequence, seen.next_sequence),
             )
         )  # fmt: skip
+        self._to_look_at.clear()
         return [entry.name for entry in self.series.entries if entry.name not in known]
+
+    def names_are_known(self) -> bool:
+        """Whether the checkpoint folders there are, are those that are known."""
+        changed = self._followed.changed() if self._followed is not None else None
+        if changed is None:
+            self.listed = max(len(self.names), 1)
+            return list_steps(self.run_dir, self.names) == self.names
+        self.listed = 0
+        self._to_look_at |= changed
+        while self._to_look_at:
+            name = self._to_look_at.pop()
+            if not self._is_as_known(name):
+                self._to_look_at.add(name)
+                return False
+        return True
+
+    def free_repeat(self, step: int) -> int | None:
+        """The lowest above all those of that step; None when the folder has to be listed for that."""
+        if self._followed is None:
+            return None
+        with contextlib.suppress(OSError):
+            if self.names_are_known():
+                return self.known.free_repeat(step)
+        return None
+
+    def _is_as_known(self, name: str) -> bool:
+        """Whether what has this name now, if it means anything, is the one that is known."""
+        if parse_step_folder(name) is None:
+            return True
+        entry = self[name]
+        try:
+            found = os.lstat(self.run_dir / name)
+        except OSError as error:
+            return entry is None and isinstance(error, FileNotFoundError)
+        if entry is None:
+            return not stat.S_ISDIR(found.st_mode)
+        inode = folder_identity(found).partition(" ")[0]
+        return stat.S_ISDIR(found.st_mode) and inode == entry.identity.partition(" ")[0]
+
+    def leave(self) -> None:
+        """It isn't asked any more."""
+        if self._followed is not None:
+            self._followed.stop()
 
     def read_decisions(self) -> None:
         """See what was decided since."""
@@ -92,15 +168,15 @@ class RunView:
             self.decisions_unread = f"decisions: {error}"
             return
         self.decisions_unread = ""
-        if decisions != self.series.decisions:
-            self.series = replace(self.series, decisions=decisions)
-            self._set(self.series.entries)
+        if decisions != self._series.decisions:
+            self._series = replace(self.series, decisions=decisions)
+            self._set(self._series.entries)
 
     def _with_known(self, now: Decisions) -> Decisions:
         """Decisions never change: one that can't be read now still is what it was."""
         if not now.errors:
             return now
-        before = self.series.decisions
+        before = self._series.decisions
         forks = sorted({*before.forks, *now.forks}, key=lambda fork: fork.sequence)
         birth = now.birth_run_id or before.birth_run_id
         return replace(now, birth_run_id=birth, forks=tuple(forks))
@@ -109,25 +185,24 @@ class RunView:
         """This one is there now."""
         sequence = entry.sequence
         if sequence is not None:
-            highest = max(self.series.next_sequence, sequence + 1)
-            known = self.series.known_sequences | {sequence}
-            self.series = replace(self.series, known_sequences=known, next_sequence=highest)
+            highest = max(self.next_sequence, sequence + 1)
+            self._series = replace(self._series, next_sequence=highest)
+            self._new_sequences.add(sequence)
         goes_on = self._goes_on(entry)
+        self._behind = True
         self._marks.pop(entry.name, None)
         self.failed.pop(entry.name, None)
         if goes_on and entry.index is not None:
             line = Line(entry.index.lineage, entry.index.sequence + 1)
-            self._entries[entry.name] = entry
-            self._by_snapshot[entry.index.client_id, entry.index.snapshot] = entry
-            self._know(entry)
-            self.series = replace(self.series, entries=tuple(self._entries.values()), line=line)
+            self._series = replace(self._series, line=line)
+            self.known.put(entry)
         else:
             self._set([*(e for e in self.series.entries if e.name != entry.name), entry])
         self._touch(entry.name)
 
     def _goes_on(self, entry: Entry) -> bool:
         """Whether it only makes the line longer, so that for all the others everything stays as it is."""
-        ranges, index = self.series.line.ranges, entry.index
+        ranges, index = self._series.line.ranges, entry.index
         if not ranges or index is None or not entry.own or self[entry.name] is not None:
             return False
         # A lineage that is the line with a longer last range says that nothing known lies between the two.
@@ -141,28 +216,21 @@ class RunView:
         for name in names:
             self._marks.pop(name, None)
             self.failed.pop(name, None)
+            self._touch(name)
         if moved is None and self._are_amid(names):
-            self._take_out(names)
+            self._behind = True
+            self.left.update(names)
+            for name in names:
+                self.known.drop(name)
         else:
             self._set([entry for entry in self.series.entries if entry.name not in names])
 
     def _are_amid(self, names: Collection[str]) -> bool:
         """Whether the line is the same without them: an own one of theirs is newer than each."""
-        gone = [self._entries[name] for name in names if name in self._entries]
-        rest = (e.sequence for e in reversed(self._entries.values()) if e.own and e.name not in names)
+        gone = [entry for name in names if (entry := self[name]) is not None]
+        rest = (e.sequence for e in reversed(self.known.entries.values()) if e.own and e.name not in names)
         newest = next((sequence for sequence in rest if sequence is not None), -1)
         return all(entry.sequence is not None and entry.sequence < newest for entry in gone)
-
-    def _take_out(self, names: Collection[str]) -> None:
-        for name in names:
-            entry = self._entries.pop(name, None)
-            for known in (self._tokens, self._sequences, self._bytes):
-                known.pop(name, None)
-            self._candidates.drop(name)
-            key = None if entry is None else self._key(entry)
-            if key is not None and self._by_snapshot.get(key) is entry:
-                del self._by_snapshot[key]
-        self.series = replace(self.series, entries=tuple(self._entries.values()))
 
     def mark(self, entry: Entry, report: Report) -> None:
         """It was verified."""
@@ -181,12 +249,9 @@ class RunView:
     def _set_verified(self, name: str, verified: bool) -> None:
         """The line doesn't depend on it."""
         self._touch(name)
-        if (seen := self._entries.get(name)) is None:
-            return
-        entry = self._entries[name] = replace(seen, verified=verified)
-        self.series = replace(self.series, entries=tuple(self._entries.values()))
-        if (key := self._key(entry)) is not None:
-            self._by_snapshot[key] = entry
+        if (seen := self[name]) is not None:
+            self._behind = True
+            self.known.put(replace(seen, verified=verified), self.failed.get(name, ""))
 
     def _touch(self, name: str) -> None:
         if self.touched is not None:
@@ -217,61 +282,80 @@ class RunView:
         """Whether its folder can be listed now; else nothing can be said about its files."""
         return stat_signature(self.run_dir / name) != ""
 
-    def find(self, client_id: str, snapshot: int) -> Entry | None:
-        """The checkpoint of this snapshot, if it is here and seems whole."""
-        return self._by_snapshot.get((client_id, snapshot))
+    def going_on(self, descriptor: Descriptor, sequence: int) -> Position | None:
+        """Where the next of the client that has the head goes, as `sequence`; None when that takes a look at all."""
+        heads = self.known.heads()
+        head = heads[0] if len(heads) == 1 else None
+        if head is None or not head.own or not head.on_line or head.index is None or self.in_doubt():
+            return None
+        if head.index.sequence + 1 != self.next_sequence:
+            return None
+        return longer(
+            head.index, self._series.line, run_id=self.run_id, sequence=sequence,
+            client_id=descriptor.client_id, base_snapshot=descriptor.base_snapshot,
+        )  # fmt: skip
+
+    def is_newer_than_all(self, descriptor: Descriptor, sequence: int) -> bool:
+        """Whether none of its client's snapshots is newer, and nothing has this sequence or a higher one."""
+        newer = self.known.is_newest_of(descriptor.client_id, descriptor.snapshot)
+        return newer and sequence >= self.next_sequence
 
     def in_doubt(self) -> list[str]:
         """Checkpoints that can't be read now and may be ours, in words; while there is one, nothing is removed."""
-        unread = [entry for entry in self.series.entries if entry.status == "unreadable"]
+        unread = [entry for entry in self.known.odd.values() if entry.status == "unreadable"]
         return [f"{entry.name}: {entry.reason}" for entry in unread if entry.is_in_doubt]
 
     def unreadable_decisions(self) -> list[str]:
         """Each in words; while there is one, nothing is removed."""
-        said = [f"{name}: {reason}" for name, reason in self.series.decisions.unreadable]
+        said = [f"{name}: {reason}" for name, reason in self._series.decisions.unreadable]
         return [*said, self.decisions_unread] if self.decisions_unread else said
-
-    def candidates(self) -> list[Candidate]:
-        """The entries as retention sees them."""
-        return [self._candidates.of(e, self.failed.get(e.name, "") or e.reason) for e in self.series.entries]
 
     def run_index(self) -> RunIndex:
         """The cache to write."""
         marks, checkpoints = rows(self.series.entries, self._marks)
         return RunIndex(
-            run=self.run, run_id=self.run_id, highest_sequence=self.series.next_sequence - 1, marks=marks,
+            run=self.run, run_id=self.run_id, highest_sequence=self.next_sequence - 1, marks=marks,
             checkpoints=checkpoints,
         )  # fmt: skip
 
     def recent(self, base: str) -> Recent:
         """What is to be written beside that index.json: of those touched, and of the newest."""
-        highest = max(self._sequences.values(), default=0)
-        newest = [name for name, sequence in self._sequences.items() if sequence == highest]
-        wanted = {*(self.touched or ()), *newest}
-        marks, checkpoints = rows([e for n in wanted if (e := self._entries.get(n)) is not None], self._marks)
+        touched = self.touched or set()
+        wanted = {*touched, *(entry.name for entry in self.known.heads())}
+        marks, checkpoints = rows([e for n in wanted if (e := self[n]) is not None], self._marks)
         return Recent(
-            run=self.run, run_id=self.run_id, highest_sequence=self.series.next_sequence - 1, marks=marks,
-            checkpoints=checkpoints, base=base, known=self.known_folders(),
+            run=self.run, run_id=self.run_id, highest_sequence=self.next_sequence - 1, marks=marks,
+            checkpoints=checkpoints, base=base, gone=" ".join(sorted(touched - self.names)),
         )  # fmt: skip
 
-    def known_folders(self) -> str:
-        """As recent.json has it."""
-        return " ".join(self._tokens.values())
+    def folders(self) -> set[str]:
+        """The folder_token of each that the run's index tells from others."""
+        return {token for entry in self.known.entries.values() if (token := _token(entry))}
 
-    def bytes(self) -> int:
-        """Of all its checkpoints."""
-        return sum(self._bytes.values())
+    def newest(self) -> Newest | None:
+        """The one of the highest sequence; None when that doesn't tell which is the newest on the line, or names changed."""
+        heads = self.known.heads()
+        if len(heads) != 1 or not heads[0].own or not heads[0].on_line or self.known.odd:
+            return None
+        head, mark = heads[0], self._marks.get(heads[0].name) if heads[0].verified else None
+        if not _token(head) or head.sequence is None or self._followed is None or not self.names_are_known():
+            return None
+        return Newest(name=head.name, sequence=head.sequence, token=_token(head), mark=mark)
 
-    def _read(self, series: Series) -> None:
-        """Take over what was read from disk; of what is ours and what is verified, we know more."""
+    def _read(self, series: Series, *, marks_as_read: bool = False) -> None:
+        """Take over what was read from disk; of what is ours and what is verified, we know more.
+
+        marks_as_read: Of what is verified we know the same: what it counts as is so, and needs no second look.
+        """
         self._moved |= list_run(self.run_dir).moved
         self.touched = None
-        before = {entry.name: entry for entry in self.series.entries}
-        self.series = series
+        before = dict(self.known.entries)
+        self._series, self._new_sequences, self._behind = series, set(), False
         there = {entry.name for entry in series.entries}
         self.failed = {name: fault for name, fault in self.failed.items() if name in there}
         entries = _in_order([_with_index(entry, before.get(entry.name)) for entry in series.entries])
-        self._set([replace(e, own=self._is_own(e), verified=self._is_marked(e)) for e in entries])
+        known = ((marks_as_read and e.verified) or self._is_marked(e) for e in entries)
+        self._set([replace(e, own=self._is_own(e), verified=v) for e, v in zip(entries, known, strict=True)])
 
     def _is_own(self, entry: Entry) -> bool:
         return entry.index is not None and entry.index.run_id == self.run_id
@@ -288,33 +372,18 @@ class RunView:
         ordered = tuple(entries)
         own = [entry.index for entry in ordered if entry.own and entry.index is not None]
         unreadable = {entry.name for entry in ordered if entry.index is None}
-        line = line_of(own, self.series.decisions.forks, self._moved, unreadable)
+        line = line_of(own, self._series.decisions.forks, self._moved, unreadable)
         placed = []
         for entry in ordered:
             on_line = entry.index.sequence in line if entry.own and entry.index is not None else entry.on_line
             placed.append(entry if entry.on_line is on_line else replace(entry, on_line=on_line))
-        self.series = replace(self.series, entries=tuple(placed), line=line)
-        self._entries = {entry.name: entry for entry in placed}
-        self._by_snapshot = {key: entry for entry in placed if (key := self._key(entry)) is not None}
-        self._candidates.keep(self._entries)
-        for known in (self._tokens, self._sequences, self._bytes):
-            known.clear()
-        for entry in placed:
-            self._know(entry)
+        self._series = replace(self.series, entries=tuple(placed), line=line)
+        self.left |= self.names - {entry.name for entry in placed}
+        self.known = Known(placed, self.failed)
 
-    def _know(self, entry: Entry) -> None:
-        """What is asked of it again and again."""
-        if entry.index is not None:
-            self._sequences[entry.name] = entry.index.sequence
-            self._bytes[entry.name] = entry.index.total_bytes
-            if entry.identity:
-                self._tokens[entry.name] = folder_token(entry.name, entry.identity.partition(" ")[0])
 
-    def _key(self, entry: Entry) -> tuple[str, int] | None:
-        """Of which snapshot of which client it is, where it is whole as far as can be told."""
-        if not entry.own or entry.index is None or entry.status not in ("committed", "unreadable"):
-            return None
-        return entry.index.client_id, entry.index.snapshot
+def _token(entry: Entry) -> str:
+    return token_of(entry.name, entry.identity) if entry.index is not None and entry.identity else ""
 
 
 def _with_index(now: Entry, before: Entry | None) -> Entry:

@@ -13,6 +13,7 @@ What must be true of it:
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +26,7 @@ DEFAULT_EVERY_S: Final = 7 * 86_400
 SHORTEST_S: Final = 3_600
 _LONGEST_S: Final = 10 * 366 * 86_400
 _EARLIEST: Final = 0.5  #: of the period
+_FEW: Final = 64
 
 
 def check_every(value: Any, where: str) -> int:
@@ -78,6 +80,7 @@ class Rota:
         self._every_s = every_s
         self._read_at: dict[Key, float | None] = {}
         self._due_at: dict[Key, float] = {}
+        self._soonest: list[tuple[float, Key]] = []  # a heap; one that isn't due then any more is passed over
 
     def __repr__(self) -> str:
         return f"<Rota every {self._every_s:g} s, {len(self._read_at)} checkpoints>"
@@ -85,12 +88,12 @@ class Rota:
     def read(self, key: Key, now: float, *, age_s: float | None = 0.0) -> None:
         """It was read in full so many seconds ago; None: nobody knows when."""
         self._read_at[key] = None if age_s is None else now - age_s
-        self._due_at[key] = now if age_s is None else now - age_s + self._every_s * _share(key)
+        self._is_due(key, now if age_s is None else now - age_s + self._every_s * _share(key))
 
     def put_off(self, key: Key, until: float) -> None:
         """Not before then, whenever it was read."""
         if key in self._due_at:
-            self._due_at[key] = until
+            self._is_due(key, until)
 
     def forget(self, key: Key) -> None:
         """It is gone."""
@@ -104,12 +107,25 @@ class Rota:
 
     def next(self, now: float) -> Key | None:
         """The one that has been due for longest; None while there is none."""
-        key = min(self._due_at, key=self._due_at.__getitem__, default=None)
-        return key if key is not None and self._due_at[key] <= now else None
+        first = self._first()
+        return first[1] if first is not None and first[0] <= now else None
 
     def due_in(self, now: float) -> float | None:
         """Seconds until `next` has one; None when it never will by itself."""
-        return None if not self._due_at else max(0.0, min(self._due_at.values()) - now)
+        first = self._first()
+        return None if first is None else max(0.0, first[0] - now)
+
+    def _is_due(self, key: Key, at: float) -> None:
+        self._due_at[key] = at
+        heapq.heappush(self._soonest, (at, key))
+        if len(self._soonest) > 2 * len(self._due_at) + _FEW:  # mostly passed over
+            self._soonest = [(due_at, one) for one, due_at in self._due_at.items()]
+            heapq.heapify(self._soonest)
+
+    def _first(self) -> tuple[float, Key] | None:
+        while self._soonest and self._due_at.get(self._soonest[0][1]) != self._soonest[0][0]:
+            heapq.heappop(self._soonest)
+        return self._soonest[0] if self._soonest else None
 
     def standing(self, now: float) -> Standing:
         """See there."""

@@ -28,6 +28,8 @@ from ckptd_daemon.verify.verifier_lines import MAX_FAULT_CHARS, Line, LogLine, S
 RETRY_S: Final = 3_600.0  #: after one that couldn't be read, or that failed and hasn't been checked again
 _TELL_EVERY_S: Final = 5.0
 _TELL_IDLE_S: Final = 60.0
+#: What is told goes through all checkpoints: not at each that is new.
+_TELL_NEWS_S: Final = 1.0
 _MOST_CHARS: Final = 500  #: of a text in the status: that is one message
 
 
@@ -57,7 +59,7 @@ class Scrub:
         self._unread: dict[Key, str] = {}  # couldn't be read: why
         self._reading, self._read_bytes, self._passed, self._found = "", 0, 0, 0
         self._last_found = ""
-        self._tell_at = now()
+        self._tell_at, self._news_at, self._has_news = now(), 0.0, False
 
     def __repr__(self) -> str:
         return f"<Scrub {self._rota!r} reading={self._reading!r} found={self._found}>"
@@ -69,6 +71,7 @@ class Scrub:
         with self._changed:
             for name, age_s in ages_s.items():
                 self._rota.read((run, name), self._now(), age_s=age_s)
+            self._has_news = True
             self._changed.notify()
 
     def was_read(self, run: str, report: Report) -> None:
@@ -83,6 +86,7 @@ class Scrub:
                 self._rota.read(key, self._now())
             if suspected and not (report.ok or report.gone):
                 self._found, self._last_found = self._found + 1, f"{run}/{report.name}: {suspected}"
+            self._has_news = True
             self._changed.notify()
 
     def listed(self, run: str, names: Collection[str]) -> None:
@@ -134,10 +138,18 @@ class Scrub:
     def _next(self) -> Key:
         with self._changed:
             while (key := self._rota.next(self._now())) is None:
-                self._tell()
-                due_s = self._rota.due_in(self._now())
-                self._changed.wait(_TELL_IDLE_S if due_s is None else min(due_s, _TELL_IDLE_S))
+                self._changed.wait(self._pause_s())
             return key
+
+    def _pause_s(self) -> float:
+        """Until one is due, or there is something to tell again; what is to be told now is told."""
+        if self._now() >= self._news_at:
+            self._tell()
+            self._news_at = self._now() + _TELL_NEWS_S
+            self._has_news = False
+        pause_s = self._news_at - self._now() if self._has_news else _TELL_IDLE_S
+        due_s = self._rota.due_in(self._now())
+        return pause_s if due_s is None else min(due_s, pause_s)
 
     def _begin(self, reading: str) -> None:
         with self._changed:
