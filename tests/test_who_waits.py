@@ -6,11 +6,13 @@ from typing import Any, cast
 
 import pytest
 
+from ckptd.snapshot.slots import Slot
 from ckptd_daemon.core.lifecycle import Event
+from ckptd_daemon.core.pipeline import Pipeline
 from ckptd_daemon.core.sessions import Process, Session, Sessions
 from ckptd_daemon.core.snapshots import Snapshot
 from ckptd_daemon.core.waiting import WaitingList
-from ckptd_daemon.core.who_waits import proof_is_waited_for, somebody_waits
+from ckptd_daemon.core.who_waits import Writes, proof_is_waited_for, somebody_waits
 
 ONE, OTHER = "a" * 32, "b" * 32
 
@@ -46,6 +48,25 @@ def test_who_drains_reserves_or_streams_or_has_the_daemon_leave_waits_too() -> N
     assert somebody_waits(clients(streams=SimpleNamespace(any_waited_for=lambda: True)))
     assert somebody_waits(clients(anybody_reserves=lambda: True))
     assert somebody_waits(clients(leaving="a signal"))
+
+
+@pytest.mark.parametrize(
+    ("slot_bytes", "others_give_way"), [(4 << 20, [True, True]), (1 << 20, [False, True])]
+)
+def test_others_give_way_to_a_large_write_at_once_and_to_a_small_one_once_it_takes_long(
+    slot_bytes: int, others_give_way: list[bool]
+) -> None:
+    snapshots = [Snapshot("r", ONE, 1, 1, cast(Slot, SimpleNamespace(capacity=slot_bytes)))]
+    pipeline = SimpleNamespace(busy=lambda: bool(snapshots), unwritten=lambda: snapshots)
+    clock = [100.0]
+    writes = Writes(cast(Pipeline, pipeline), lambda: clock[0])
+    seen = [writes.under_way()]
+    clock[0] += 1
+    assert [*seen, writes.under_way()] == others_give_way
+    again = snapshots.pop()
+    assert not writes.under_way()
+    snapshots.append(again)
+    assert writes.under_way() is others_give_way[0]  # it counts from its own beginning
 
 
 def committed(number: int, *events: Event) -> Snapshot:

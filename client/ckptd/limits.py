@@ -48,5 +48,8 @@ MAX_SKIPPED_TOLD: Final = 100  #: steps in one message
 MAX_SKIPPED: Final = 10**12  #: snapshots that one client may say it has skipped
 MAX_CLIENTS: Final = 1_000
 
+#: Files and snapshots from this size on are written and hashed by several threads, and waited for.
+LARGE_FROM_BYTES: Final = 4 * MIB
+
 #: States under this many tensor bytes are written as one file unless the caller shards them.
 SINGLE_FILE_BELOW_BYTES: Final = 64 * MIB

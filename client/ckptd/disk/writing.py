@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 from ckptd.disk.priority import Urgency
 from ckptd.disk.write_mode import Mode, WriteMode
 from ckptd.disk.write_rate import WriteRate
-from ckptd.limits import MIB
+from ckptd.limits import LARGE_FROM_BYTES
 
 _MODE_ENV: Final = "CKPTD_WRITE_MODE"
 _MOST_WRITERS: Final = 8
@@ -33,7 +33,7 @@ class Writing:
     mode: WriteMode = field(default_factory=lambda: WriteMode(_forced_mode()))
     urgency: Urgency = field(default_factory=Urgency)
     rate: WriteRate = field(default_factory=WriteRate)
-    large_from_bytes: int = field(default_factory=lambda: 4 * MIB if _forced_mode() is None else 0)
+    large_from_bytes: int = field(default_factory=lambda: LARGE_FROM_BYTES if _forced_mode() is None else 0)
 
     def writers(self, threads: int | None) -> int:
         """Files to write at once: two keep a device busy, more where they can copy beside each other."""

@@ -6,16 +6,17 @@ Nothing here waits for long; ckptd.link.daemon_writer makes the waits out of loo
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from typing import Any, Final
 
-from ckptd.disk.priority import have_step_forward
 from ckptd.disk.rootdir import Root
 from ckptd.disk.series_entries import read_series
 from ckptd.errors import CkptdError, NoDaemon
 from ckptd.link import wire
 from ckptd.link.client_options import Transport
 from ckptd.link.failures import Failures
+from ckptd.link.hurrying import Hurrying
 from ckptd.link.inherited import Inherited
 from ckptd.link.outbox import Outbox
 from ckptd.link.session import DaemonMode, Session
@@ -54,8 +55,7 @@ class DaemonLink:
         self.inherited = Inherited(root, run, failures)
         self.filling: Slot | None = None  #: the slot that is filled beside the training
         self._epoch, self._checked_at, self.asked_at = 0, 0.0, 0.0
-        # The newest snapshots that the daemon was told we wait for, and for their proof.
-        self._hurried = [0, 0]
+        self._hurrying = Hurrying(self.session, client_id)
         self._pushes: dict[int, int] = {}  # message → snapshot, until it is answered
         self._drained: dict[int, int] = {}  # message → how many failed
         self._questions: set[int] = set()  # whether a snapshot gives way
@@ -84,7 +84,8 @@ class DaemonLink:
         attached = self.session.attached
         if attached is None or self.session.epoch == self._epoch:
             return
-        self._epoch, self._hurried = self.session.epoch, [0, 0]
+        self._epoch = self.session.epoch
+        self._hurrying.forgotten()
         self._pushes.clear()
         self._drained.clear()
         self._questions.clear()
@@ -177,6 +178,7 @@ class DaemonLink:
         """A slot was sealed: tell the daemon, in another slot when it has this one no more."""
         staged.ticket.become("staged")
         self.outbox.add(staged)
+        self._hurrying.staged(staged.slot.capacity)
         self._push_again(staged)
 
     def push(self, staged: Staged) -> None:
@@ -249,16 +251,10 @@ class DaemonLink:
             if message is not None and (number := self.session.send(message)) is not None:
                 left_out.sent(number)
 
-    def hurry(self, proof_of: int = 0) -> None:
-        """Say that this process waits for what it has pushed, and for this one to be verified, unless that is said."""
-        if self.outbox.staged and (record := self.session.record) is not None:
-            have_step_forward(record.pid)
+    def hurry(self, proof_of: int = 0, waited_s: float = math.inf) -> None:
+        """Say that this process waits for what it has pushed, and for this one to be verified; see Hurrying."""
         pushed = max((staged.ticket.snapshot for staged in self.outbox.staged), default=0)
-        for verified, newest in ((False, pushed), (True, proof_of)):
-            if newest > self._hurried[verified]:
-                request = wire.Hurry(id=0, client_id=self.owner[0], snapshot=newest, verified=verified)
-                if self.session.send(request) is not None:
-                    self._hurried[verified] = newest
+        self._hurrying.say(pushed, proof_of, waited_s)
 
     # --- questions -------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from ckptd.link.client_options import Transport
 from ckptd.link.daemon_link import ANSWER_S, DaemonLink
 from ckptd.link.earlier import EarlierSlots
 from ckptd.link.failures import Failures
+from ckptd.link.hurrying import PATIENCE_S
 from ckptd.link.session import DaemonMode
 from ckptd.link.slot_search import NO_NEWS_S, SlotSearch
 from ckptd.link.staging import Payload, Staged, fill
@@ -263,9 +264,9 @@ class DaemonWriter:
             self._beside.finish(max(0.0, started + timeout_s - time.monotonic()))
             with self.lock:
                 if not self._over:
-                    self._link.hurry(proof_of)
+                    self._link.hurry(proof_of, waited_s := time.monotonic() - started)
                     self._link.inherited.ask(self._link.session)
-                    self._link.look(max(0.0, min(_SLICE_S, started + timeout_s - time.monotonic())))
+                    self._link.look(max(0.0, min(_SLICE_S, waited_s + PATIENCE_S, timeout_s - waited_s)))
                 if done():
                     return
                 self._check_wait(started, timeout_s, what, no_daemon_s)

@@ -41,7 +41,7 @@ from ckptd_daemon.core.service import Service
 from ckptd_daemon.core.slotpool import SlotPool
 from ckptd_daemon.core.status import describe
 from ckptd_daemon.core.streams import Streams
-from ckptd_daemon.core.who_waits import proof_is_waited_for, somebody_waits
+from ckptd_daemon.core.who_waits import Writes, proof_is_waited_for, somebody_waits
 from ckptd_daemon.core.worker import Worker
 from ckptd_daemon.series.settings_file import Settings
 from ckptd_daemon.verify.rota import check_every
@@ -200,7 +200,7 @@ class Daemon:
         late_slots = LateSlots(self._disk, clients, self._pool, time.monotonic)
         self._proofs = Proofs(clients.pipeline, self._pool, self._prover, time.monotonic, clients.attached)
 
-        memory = OwnMemory(lambda: endpoint.cut_off() + inlet.cut_off())
+        memory, writes = OwnMemory(lambda: endpoint.cut_off() + inlet.cut_off()), Writes(clients.pipeline)
 
         def keep_house() -> None:
             memory.look()
@@ -211,7 +211,7 @@ class Daemon:
             clients.streams.look()
             self._disk.writing.urgency.set(somebody_waits(clients))
             self._verifier.hurry(proof_is_waited_for(clients))
-            self._verifier.writing(clients.pipeline.busy())
+            self._verifier.writing(writes.under_way())
 
         return Server(
             endpoint, inlet, service, self._workers(), self._verifier, self._signals,

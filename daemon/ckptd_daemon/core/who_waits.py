@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import Final
+
+from ckptd.limits import LARGE_FROM_BYTES
 from ckptd_daemon.core.clients import Clients
+from ckptd_daemon.core.pipeline import Pipeline
 from ckptd_daemon.core.sessions import Session
 from ckptd_daemon.core.snapshots import Snapshot
+
+_LONG_S: Final = 0.1
 
 
 def somebody_waits(clients: Clients) -> bool:
@@ -31,6 +39,29 @@ def proof_is_waited_for(clients: Clients) -> bool:
             for snapshot in clients.pipeline.unwritten()
         )
     )
+
+
+class Writes:
+    """Whether checkpoints are being written that others give way to: a small one, once it takes long.
+
+    Args:
+        pipeline: Whose snapshots.
+        now: A monotonic clock in seconds.
+    """
+
+    def __init__(self, pipeline: Pipeline, now: Callable[[], float] = time.monotonic) -> None:
+        self._pipeline, self._now = pipeline, now
+        self._since: float | None = None
+
+    def under_way(self) -> bool:
+        """Call again and again: what takes long is known by that."""
+        if not self._pipeline.busy():
+            self._since = None
+            return False
+        self._since = self._now() if self._since is None else self._since
+        slots = [snapshot.slot for snapshot in self._pipeline.unwritten()]
+        large = any(slot is not None and slot.capacity >= LARGE_FROM_BYTES for slot in slots)
+        return large or self._now() - self._since >= _LONG_S
 
 
 def _waits_for_proof(session: Session, clients: Clients) -> bool:
