@@ -290,18 +290,32 @@ def test_a_run_that_changes_between_the_two_listings_is_read_whole(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     newest = three(writer)
+    (writer.run_dir / NEWEST_FILE).unlink()
     assert newest_on_line(writer.run_dir) is not None
 
     def renames(path: Path) -> Entry | None:
         entry = read_entry(path)
-        for one in (newest, newest.with_name("step-000000002")):
-            if one.exists():
-                os.rename(one, one.with_name(work_folder("trash", 3)))
-                break
+        if newest.exists():
+            os.rename(newest, newest.with_name(work_folder("trash", 3)))
         return entry
 
     monkeypatch.setattr(by_index, "read_entry", renames)
     assert newest_on_line(writer.run_dir) is None
+
+
+def test_what_is_committed_while_the_noted_one_is_read_is_found_by_a_listing(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    three(writer)
+
+    def commits(path: Path) -> Entry | None:
+        monkeypatch.setattr(by_index, "read_entry", read_entry)
+        writer.commit(4)
+        return read_entry(path)
+
+    monkeypatch.setattr(by_index, "read_entry", commits)
+    found = newest_on_line(writer.run_dir)
+    assert found is not None and found.name == step_folder(4)
 
 
 def test_what_is_committed_between_listing_and_index_is_found_by_another_look(
