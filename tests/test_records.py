@@ -18,7 +18,6 @@ from ckptd.format.records import (
     index_from_bytes,
     index_to_bytes,
     read_index,
-    sealed,
 )
 from ckptd.format.strict_json import canonical
 from ckptd.format.table_rows import faults_in_files, table_from_bytes
@@ -36,14 +35,14 @@ SHARDS = tuple(
     )
     for n in range(2)
 )
-INDEX = sealed(
-    CheckpointIndex(
+INDEX = index_from_bytes(
+    index_to_bytes(CheckpointIndex(
         run="default", run_id="a" * 32, client_id="b" * 32, snapshot=3, sequence=9, parent=4, step=1200,
         saved_at=1.25, lineage=((1, 4), (9, 9)), run_seconds=3.5,
         layout="sharded", num_shards=2, shards=SHARDS,
         meta_sha256="c" * 64, meta_bytes=5, tensors_sha256="d" * 64, tensors_bytes=6,
         metrics={"loss": math.nan, "gain": math.inf, "acc": 0.5}, versions={"torch": "2.6"},
-    )
+    )), "index.json"
 )  # fmt: skip
 
 

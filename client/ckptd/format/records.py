@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -32,6 +32,9 @@ SCHEMA_V1: Final = "ckpt.v1-index"
 Layout = Literal["single", "sharded"]
 Lineage = tuple[tuple[int, int], ...]
 
+_AFTER_HASH: Final = (
+    b'  "layout": '  #: follows the line of index_sha256; no field that holds others comes before it
+)
 _SHARD_PATH: Final = re.compile(r"[a-z0-9_]{1,32}\.shard-[0-9]{3,6}\.pt", re.ASCII)
 
 
@@ -108,12 +111,9 @@ class CheckpointIndex:
 
 def index_to_bytes(index: CheckpointIndex) -> bytes:
     """The file's bytes, index_sha256 filled in."""
-    return canonical(_to_json(index) | {"index_sha256": sealed(index).index_sha256})
-
-
-def sealed(index: CheckpointIndex) -> CheckpointIndex:
-    """The index with index_sha256 filled in."""
-    return replace(index, index_sha256=hashlib.sha256(canonical(_to_json(index))).hexdigest())
+    data = canonical(_to_json(index))
+    line = _hash_line(hashlib.sha256(data).hexdigest())
+    return data.replace(_AFTER_HASH, line + _AFTER_HASH, 1)
 
 
 def index_from_bytes(data: bytes, where: str) -> CheckpointIndex:
@@ -152,7 +152,11 @@ def index_from_bytes(data: bytes, where: str) -> CheckpointIndex:
 
 def _without_hash(data: bytes, index_sha256: str) -> bytes:
     """The canonical form without the field index_sha256, which is a line of its own and never the last."""
-    return data.replace(f'  "index_sha256": "{index_sha256}",\n'.encode(), b"", 1)
+    return data.replace(_hash_line(index_sha256), b"", 1)
+
+
+def _hash_line(index_sha256: str) -> bytes:
+    return f'  "index_sha256": "{index_sha256}",\n'.encode()
 
 
 def read_index(folder: int | str | Path, *, where: str = "") -> CheckpointIndex:

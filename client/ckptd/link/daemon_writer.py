@@ -28,8 +28,6 @@ from ckptd.link.staging import Payload, Staged, fill
 from ckptd.link.ticket import Ticket
 from ckptd.link.wire import Waiting, WaitingReply, WaitingSnapshot
 
-__all__ = ["DaemonWriter"]
-
 _SLICE_S: Final = 0.05  # how long one look waits
 _SILENCE_S: Final = 5.0  # a wait asks again after so long without news: a notice may have been lost
 _DISK_EVERY_S: Final = 1.0  # with no daemon to ask, how often a wait looks on disk for what it waits for
