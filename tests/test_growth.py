@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import sys
 from collections.abc import Iterator
 from math import isqrt
@@ -151,6 +152,27 @@ def test_a_folder_in_the_place_of_a_known_one_is_seen_though_its_name_is_the_sam
     shutil.copytree(other.commit(1).path, tmp_path / "kept")
     (made.dir / "step-000000001").rename(tmp_path / "away")
     (tmp_path / "kept").rename(made.dir / "step-000000001")
+    made.catalogue.rescan()
+    assert ["another run" in problem for problem in made.catalogue.summary()["problems"]] == [True]
+
+
+def test_a_folder_that_came_in_the_place_of_another_while_events_were_lost_is_seen(
+    made: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.commit(1, verify=True)
+    made.commit(2, verify=True)
+    made.catalogue.rescan()
+    other = Made(tmp_path / "other")
+    shutil.copytree(other.commit(1).path, tmp_path / "kept")
+    (made.dir / "step-000000001").rename(tmp_path / "away")
+    (tmp_path / "kept").rename(made.dir / "step-000000001")
+    answers = [struct.pack("=iIII", -1, 0x4000, 0, 0), b""]  # the queue's overflow, in place of what it held
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "read", lambda *_: answers.pop(0))
+        assert not made.catalogue._view.folder.are_known(made.catalogue._view.known.entries)
+    made.watch.take()
+    made.catalogue._view.folder._followed.changed()  # type: ignore[union-attr]
+    assert made.catalogue._view.newest() is None
     made.catalogue.rescan()
     assert ["another run" in problem for problem in made.catalogue.summary()["problems"]] == [True]
 

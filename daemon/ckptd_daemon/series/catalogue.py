@@ -125,7 +125,7 @@ class Catalogue:
     @property
     def listed(self) -> int:
         """How many names the last look at the run went through."""
-        return self._view.listed
+        return self._view.folder.listed
 
     # --- commits ----------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class Catalogue:
         """
         if self._folder.is_lost():  # the same run begins anew, its birth included
             self._committed = False
-            self._view.leave()
+            self._view.folder.stop()
             self._open(self.run_id)
         if self._view.in_doubt():
             with contextlib.suppress(OSError):  # then nothing more is known than before

@@ -94,15 +94,19 @@ class NameWatch:
 
 
 class Followed:
-    """One folder; made by NameWatch.follow."""
+    """One folder; made by NameWatch.follow.
+
+    Attributes:
+        ended: Nothing is told of it any more.
+    """
 
     def __init__(self, watch: NameWatch, number: int, folder: Path, place: tuple[int, int]) -> None:
         self._watch, self._number, self._folder, self._place = watch, number, folder, place
         self._names: set[str] = set()
-        self._lost = self._gone = False
+        self._lost = self.ended = False
 
     def __repr__(self) -> str:
-        return f"<Followed {self._folder} changed={len(self._names)} lost={self._lost} gone={self._gone}>"
+        return f"<Followed {self._folder} changed={len(self._names)} lost={self._lost} ended={self.ended}>"
 
     def changed(self) -> set[str] | None:
         """The names that changed since this was asked; None when that can't be told: list the folder then.
@@ -113,7 +117,7 @@ class Followed:
         self._watch.take()
         names, lost = self._names, self._lost
         self._names, self._lost = set(), False
-        return None if lost or self._gone or not self._is_in_place() else names
+        return None if lost or self.ended or not self._is_in_place() else names
 
     def add(self, name: str) -> None:
         """This name changed."""
@@ -125,11 +129,11 @@ class Followed:
     def lose(self, *, for_ever: bool = False) -> None:
         """Some events didn't come; for_ever: none will any more."""
         self._lost = True
-        self._gone = self._gone or for_ever
+        self.ended = self.ended or for_ever
 
     def stop(self) -> None:
         """Nobody asks any more."""
-        self._gone = True
+        self.ended = True
         self._watch.unfollow(self._number)
 
     def _is_in_place(self) -> bool:

@@ -8,26 +8,23 @@ It changes nothing on disk. A commit, a mark, a removal costs the same however m
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
 import time
 from collections.abc import Collection, Iterable, KeysView
 from dataclasses import replace
 from pathlib import Path
 
 from ckptd.disk.decisions import Decisions, read_decisions
-from ckptd.disk.entry import folder_identity
 from ckptd.disk.lineage import Line, Position, line_of, longer
 from ckptd.disk.newest_file import Newest
 from ckptd.disk.rootdir import Root
 from ckptd.disk.run_index import Mark, Recent, RunIndex, read_run_index, token_of
-from ckptd.disk.series_entries import Entry, Series, list_run, list_steps, read_series
+from ckptd.disk.series_entries import Entry, Series, list_run, read_series
 from ckptd.disk.verification import Report, stat_signature
-from ckptd.names import parse_step_folder
 from ckptd.snapshot.descriptor import Descriptor
+from ckptd_daemon.series.folder_names import FolderNames
 from ckptd_daemon.series.index_rows import rows
 from ckptd_daemon.series.known import Known
-from ckptd_daemon.series.name_watch import Followed, NameWatch
+from ckptd_daemon.series.name_watch import NameWatch
 
 
 class RunView:
@@ -45,7 +42,7 @@ class RunView:
         touched: Names that came or went or whose mark changed, since whoever writes the run's index emptied it; None
             when anything may have changed.
         left: Names that went, since whoever asks for it emptied it.
-        listed: How many names the last `rescan` went through; 0 when the kernel had told.
+        folder: Whether the names in its folder are known.
     """
 
     def __init__(self, root: Root, run: str, watch: NameWatch | None = None) -> None:
@@ -58,12 +55,10 @@ class RunView:
         self._moved: set[int] = set()
         self.touched: set[str] | None = None
         self.left: set[str] = set()
-        self.listed = 0
         self.known = Known()
         self._new_sequences: set[int] = set()
         self._behind = False
-        self._followed: Followed | None = watch.follow(self.run_dir) if watch is not None else None
-        self._to_look_at: set[str] = set()
+        self.folder = FolderNames(self.run_dir, watch)  # before it is read: what changes meanwhile is told
         cached = read_run_index(self.run_dir)
         self._marks = {mark.name: mark for mark in cached.marks} if cached is not None else {}
         self._series = read_series(root, run)
@@ -102,10 +97,9 @@ class RunView:
 
     def rescan(self, *, always: bool = False) -> list[str]:
         """Read the run again if its names differ or one couldn't be read (or always); the names that are new."""
-        if not always and not self.in_doubt() and self.names_are_known():
+        if not always and not self.in_doubt() and self.folder.are_known(self.known.entries):
             return []
         known = frozenset(self.names)
-        self.listed = max(len(known), 1)
         series, seen = read_series(self._root, self.run), self.series
         self._read(
             replace(
@@ -114,51 +108,15 @@ class RunView:
                 next_sequence=max(series.next_sequence, seen.next_sequence),
             )
         )  # fmt: skip
-        self._to_look_at.clear()
+        self.folder.read(len(known))
         return [entry.name for entry in self.series.entries if entry.name not in known]
-
-    def names_are_known(self) -> bool:
-        """Whether the checkpoint folders there are, are those that are known."""
-        changed = self._followed.changed() if self._followed is not None else None
-        if changed is None:
-            self.listed = max(len(self.names), 1)
-            return list_steps(self.run_dir, self.names) == self.names
-        self.listed = 0
-        self._to_look_at |= changed
-        while self._to_look_at:
-            name = self._to_look_at.pop()
-            if not self._is_as_known(name):
-                self._to_look_at.add(name)
-                return False
-        return True
 
     def free_repeat(self, step: int) -> int | None:
         """The lowest above all those of that step; None when the folder has to be listed for that."""
-        if self._followed is None:
-            return None
         with contextlib.suppress(OSError):
-            if self.names_are_known():
+            if self.folder.told and self.folder.are_known(self.known.entries):
                 return self.known.free_repeat(step)
         return None
-
-    def _is_as_known(self, name: str) -> bool:
-        """Whether what has this name now, if it means anything, is the one that is known."""
-        if parse_step_folder(name) is None:
-            return True
-        entry = self[name]
-        try:
-            found = os.lstat(self.run_dir / name)
-        except OSError as error:
-            return entry is None and isinstance(error, FileNotFoundError)
-        if entry is None:
-            return not stat.S_ISDIR(found.st_mode)
-        inode = folder_identity(found).partition(" ")[0]
-        return stat.S_ISDIR(found.st_mode) and inode == entry.identity.partition(" ")[0]
-
-    def leave(self) -> None:
-        """It isn't asked any more."""
-        if self._followed is not None:
-            self._followed.stop()
 
     def read_decisions(self) -> None:
         """See what was decided since."""
@@ -338,7 +296,9 @@ class RunView:
         if len(heads) != 1 or not heads[0].own or not heads[0].on_line or self.known.odd:
             return None
         head, mark = heads[0], self._marks.get(heads[0].name) if heads[0].verified else None
-        if not _token(head) or head.sequence is None or self._followed is None or not self.names_are_known():
+        if not _token(head) or head.sequence is None or not self.folder.told:
+            return None
+        if not self.folder.are_known(self.known.entries) or not self.folder.told:
             return None
         return Newest(name=head.name, sequence=head.sequence, token=_token(head), mark=mark)
 

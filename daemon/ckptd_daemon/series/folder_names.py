@@ -1,0 +1,87 @@
+"""Whether the checkpoint folders in a run's folder are those that are known: told by the kernel, or by a listing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from ckptd.disk.entry import Entry, folder_identity
+from ckptd.disk.series_entries import list_steps
+from ckptd.names import parse_step_folder
+from ckptd_daemon.series.name_watch import Followed, NameWatch
+
+
+class FolderNames:
+    """Of one run.
+
+    Args:
+        run_dir: Its folder.
+        watch: Tells which names changed. None: the folder is listed each time.
+
+    Attributes:
+        listed: How many names were gone through the last time; 0 when the kernel had told.
+    """
+
+    def __init__(self, run_dir: Path, watch: NameWatch | None) -> None:
+        self._run_dir = run_dir
+        self._followed: Followed | None = watch.follow(run_dir) if watch is not None else None
+        self._to_look_at: set[str] = set()
+        self._lost = False
+        self.listed = 0
+
+    def __repr__(self) -> str:
+        return f"<FolderNames {self._followed} to_look_at={len(self._to_look_at)} lost={self._lost}>"
+
+    @property
+    def told(self) -> bool:
+        """Whether the kernel tells, of every folder that comes in the place of another one too."""
+        return self._followed is not None
+
+    def are_known(self, entries: Mapping[str, Entry]) -> bool:
+        """Whether there are these. False also when something may have happened that nobody told: read the run then.
+
+        Raises:
+            OSError: The folder can't be listed.
+        """
+        changed = self._followed.changed() if self._followed is not None else None
+        if self._followed is not None and self._followed.ended:
+            self.stop()
+        if self._followed is None:
+            self.listed = max(len(entries), 1)
+            return list_steps(self._run_dir, entries.keys()) == entries.keys()
+        self.listed = 0
+        self._lost = self._lost or changed is None
+        self._to_look_at |= changed or set()
+        while self._to_look_at and not self._lost:
+            name = self._to_look_at.pop()
+            if not self._is_as_known(name, entries.get(name)):
+                self._to_look_at.add(name)
+                return False
+        return not self._lost
+
+    def read(self, count: int) -> None:
+        """All that is there was read, so many, after the last question."""
+        self.listed = max(count, 1)
+        self._to_look_at.clear()
+        self._lost = False
+
+    def stop(self) -> None:
+        """The kernel isn't asked any more."""
+        if self._followed is not None:
+            self._followed.stop()
+        self._followed = None
+
+    def _is_as_known(self, name: str, entry: Entry | None) -> bool:
+        """Whether what has this name now, if it means anything, is the one that is known."""
+        if parse_step_folder(name) is None:
+            return True
+        try:
+            found = os.lstat(self._run_dir / name)
+        except OSError as error:
+            return entry is None and isinstance(error, FileNotFoundError)
+        if entry is None:
+            return not stat.S_ISDIR(found.st_mode)
+        inode = folder_identity(found).partition(" ")[0]
+        return stat.S_ISDIR(found.st_mode) and inode == entry.identity.partition(" ")[0]
