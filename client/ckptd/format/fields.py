@@ -42,7 +42,8 @@ class Fields:
 
     def end(self) -> None:
         """Raise if there is a field nobody took."""
-        if extra := sorted(set(self._obj) - self._taken):
+        if len(self._taken) != len(self._obj):
+            extra = sorted(set(self._obj) - self._taken)
             raise CorruptCheckpoint(f"unknown field {extra[0][:80]!r}", where=self.where)
 
     def text(self, name: str, max_length: int = _MAX_TEXT) -> str:

@@ -16,6 +16,7 @@ from ckptd.errors import CorruptCheckpoint
 from ckptd.limits import MAX_JSON_DEPTH
 
 _FLOAT_TAG: Final = "__float__"
+_COMPACT: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 _NON_FINITE: Final = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -34,7 +35,7 @@ def compact(obj: Any) -> bytes:
     Raises:
         TypeError, ValueError: As for canonical.
     """
-    return (json.dumps(obj, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode("ascii")
+    return (_COMPACT.encode(obj) + "\n").encode("ascii")
 
 
 def parse(data: bytes, *, where: str, max_bytes: int) -> Any:
@@ -123,13 +124,14 @@ def _check_tree(obj: Any, where: str, *, has_escapes: bool) -> None:
             )
         below: list[Any] = []
         for node in level:
-            if isinstance(node, dict):
+            kind = type(node)
+            if kind is dict:
                 below.extend(node.values())
                 if has_escapes:
                     below.extend(node)
-            elif isinstance(node, list):
+            elif kind is list:
                 below.extend(node)
-            elif has_escapes and isinstance(node, str):
+            elif has_escapes and kind is str:
                 _check_text(node, where)
         level = below
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckptd.errors import CorruptCheckpoint, UnknownSchema
 from ckptd.format.fields import Fields
-from ckptd.format.strict_json import compact, parse
+from ckptd.format.strict_json import parse
 from ckptd.format.tensor_table import TABLE_SCHEMA, canonical_table
 from ckptd.limits import MAX_TABLE_BYTES, MAX_TENSOR_DIMS, MAX_TENSORS
 from ckptd.snapshot import keypath
@@ -99,12 +99,13 @@ def _dims(fields: Fields, name: str) -> tuple[int, ...]:
 
 
 def _check_keys(rows: list[dict[str, Any]], where: str) -> None:
-    # compared as JSON text: as Python values 1, True and 1.0 would be one key
-    owners = {compact(row["key"]) for row in rows if row["alias_of"] is None}
-    if len({compact(row["key"]) for row in rows}) != len(rows):
+    # compared as text: as Python values 1, True and 1.0 would be one key
+    owners = {repr(row["key"]) for row in rows if row["alias_of"] is None}
+    aliases = [row for row in rows if row["alias_of"] is not None]
+    if len(owners | {repr(row["key"]) for row in aliases}) != len(rows):
         raise CorruptCheckpoint("a tensor is listed twice", where=where)
-    for row in rows:
-        if row["alias_of"] is not None and compact(row["alias_of"]) not in owners:
+    for row in aliases:
+        if repr(row["alias_of"]) not in owners:
             raise CorruptCheckpoint(
                 "an alias names no tensor of the table", where=where, seen=repr(row["alias_of"])[:80]
             )

@@ -17,6 +17,7 @@ Path: TypeAlias = tuple[Any, ...]
 #: Keys at each end of a path that is shown shortened.
 _END: Final = 4
 
+_AS_THEMSELVES: Final = frozenset({str, int})  # in JSON
 _SCALARS = frozenset({str, int, bool, float, type(None), bytes})
 
 
@@ -87,7 +88,9 @@ def from_json(value: object) -> Path:
     """
     if type(value) is not list:
         raise _not_a_path(value)
-    return tuple(_key_from_json(key) for key in value)
+    if _AS_THEMSELVES.issuperset(map(type, value)):
+        return tuple(value)
+    return tuple(map(_key_from_json, value))
 
 
 def _key_from_json(value: object) -> Any:

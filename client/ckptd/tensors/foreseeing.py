@@ -15,7 +15,7 @@ from ckptd.snapshot.descriptor_codec import encode
 from ckptd.snapshot.slots import needed_bytes
 from ckptd.tensors.capture import capture
 from ckptd.tensors.gradients import Gradients, missing_gradients
-from ckptd.tensors.registered_tags import items_below
+from ckptd.tensors.registered_tags import branches_below
 from ckptd.tensors.tensor_rows import most_bytes
 
 #: In the descriptor, for one more tensor, and for what else an optimizer keeps of one more parameter.
@@ -92,5 +92,5 @@ def _growing(value: Any, depth: int) -> Iterator[torch.optim.Optimizer | Gradien
     if isinstance(value, (torch.optim.Optimizer, Gradients)):
         yield value
     elif depth < MAX_TREE_DEPTH:
-        for _, item in items_below(value):
+        for _, item in branches_below(value):
             yield from _growing(item, depth + 1)

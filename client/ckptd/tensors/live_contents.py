@@ -12,7 +12,7 @@ import torch
 from ckptd.snapshot.values import SCALARS
 from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.generator_state import GENERATORS
-from ckptd.tensors.registered_tags import items_below
+from ckptd.tensors.registered_tags import branches_below
 
 _Is: TypeAlias = Callable[[Any], bool]
 
@@ -49,5 +49,5 @@ def holds(value: Any, is_one: _Is) -> bool:
         if is_one(one):
             return True
         if depth < 100:
-            todo += ((item, depth + 1) for _, item in items_below(one))
+            todo += ((item, depth + 1) for _, item in branches_below(one))
     return False

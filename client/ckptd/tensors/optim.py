@@ -19,7 +19,7 @@ from ckptd.snapshot.keypath import Path
 from ckptd.tensors.module_names import Canonical
 from ckptd.tensors.optim_class import CLASS, class_of
 from ckptd.tensors.optim_storable import check_state
-from ckptd.tensors.registered_tags import items_below
+from ckptd.tensors.registered_tags import branches_below
 
 #: Keys of the stored form that torch's own state_dict() doesn't have: each parameter's shape, and for each
 #: parameter the keys of its state that are the parameter itself (a master weight that is the weight).
@@ -60,7 +60,7 @@ def _name_below(value: Any, prefix: str, names: Names, taken: set[str], seen: se
         return
     if id(value) in seen:
         return
-    for key, item in items_below(value):
+    for key, item in branches_below(value):
         seen.add(id(value))
         _name_below(item, f"{prefix}{key}.", names, taken, seen)
 

@@ -20,6 +20,7 @@ from ckptd.format.archive_check import check_archive
 from ckptd.format.records import CheckpointIndex
 from ckptd.format.table_rows import TensorRow, faults_in_files, table_from_bytes
 from ckptd.names import META_FILE, SINGLE_FILE, TABLE_FILE
+from ckptd.tensors.collector import collector_held
 from ckptd.tensors.loaded_tree import check_tree
 from ckptd.tensors.moving import moved
 from ckptd.tensors.shard_tensors import ShardTensors
@@ -70,12 +71,13 @@ def load_from(
         CorruptCheckpoint, UnknownSchema, InvalidArgument: As `ckptd.load` says.
         ReadFailed: It can't be read now.
     """
-    plan = _Parts(reader, only, absent_ok=absent_ok)
-    shards = plan.shards()
-    unread = Unread([*shards.values(), *plan.large])
-    if not lazily:
-        unread.read({})
-    return plan.put_together(shards, unread, device)
+    with collector_held():
+        plan = _Parts(reader, only, absent_ok=absent_ok)
+        shards = plan.shards()
+        unread = Unread([*shards.values(), *plan.large])
+        if not lazily:
+            unread.read({})
+        return plan.put_together(shards, unread, device)
 
 
 def load_mapped(

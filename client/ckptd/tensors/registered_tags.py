@@ -226,9 +226,8 @@ def unbuilt_in(value: Any, path: Path) -> Iterator[tuple[Path, Unbuilt]]:
     if isinstance(value, Unbuilt):
         yield path, value
         return
-    for key, item in items_below(value):
-        if type(item) not in SCALARS:
-            yield from unbuilt_in(item, (*path, key))
+    for key, item in branches_below(value):
+        yield from unbuilt_in(item, (*path, key))
 
 
 def items_below(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -238,6 +237,13 @@ def items_below(value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, (list, tuple, deque)):
         return enumerate(value)
     return (fields_of(value) or {}).items()
+
+
+def branches_below(value: Any) -> Iterable[tuple[Any, Any]]:
+    """As items_below, without plain scalars: there is nothing below them, and a history of them is long."""
+    if isinstance(value, (list, tuple, deque)) and SCALARS.issuperset(map(type, value)):
+        return ()
+    return [(key, item) for key, item in items_below(value) if type(item) not in SCALARS]
 
 
 def refuse_changed(components: Mapping[Any, Any], where: str) -> None:

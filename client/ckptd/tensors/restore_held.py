@@ -15,7 +15,7 @@ from ckptd.snapshot.keypath import Path
 from ckptd.snapshot.values import SCALARS
 from ckptd.tensors.capture import has_state_dict
 from ckptd.tensors.optim import held_optimizer, is_torch_form
-from ckptd.tensors.registered_tags import items_below
+from ckptd.tensors.registered_tags import branches_below, items_below
 from ckptd.tensors.restore_array import as_bytes
 from ckptd.tensors.restore_findings import Held
 from ckptd.tensors.restore_module import has_own_form
@@ -56,7 +56,7 @@ def _objects(value: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, Any
     if has_state_dict(value):
         yield path, value
         return
-    for key, item in items_below(value):
+    for key, item in branches_below(value):
         yield from _objects(item, (*path, key), seen)
 
 
@@ -95,9 +95,11 @@ def _side_by_side(live: Any, stored: Any, depth: int = 0) -> Iterator[tuple[Any,
     if type(live) in SCALARS or has_state_dict(live) or depth > _MAX_DEPTH:
         return
     yield live, stored
-    theirs = dict(items_below(stored))
-    for key, item in items_below(live):
-        if type(item) not in SCALARS:
+    if isinstance(live, (torch.Tensor, numpy.ndarray)):
+        return
+    if ours := branches_below(live):
+        theirs = dict(branches_below(stored))
+        for key, item in ours:
             yield from _side_by_side(item, theirs.get(key), depth + 1)
 
 

@@ -20,6 +20,7 @@ from ckptd.errors import (
 )
 from ckptd.snapshot import keypath
 from ckptd.tensors.capture import has_state_dict
+from ckptd.tensors.collector import collector_held
 from ckptd.tensors.gradients import without_gradients
 from ckptd.tensors.live_contents import holds
 from ckptd.tensors.optim_restore import shorten
@@ -120,7 +121,7 @@ def apply_state(
         raise InvalidArgument(
             "the state is not a dict", where="state", seen=type(state).__name__, wanted="name → object"
         )
-    with normal_tensors(), HeldBack():
+    with normal_tensors(), HeldBack(), collector_held():
         return _apply(state, components, strict=strict, only=only, rollback=rollback, unread=unread)
 
 

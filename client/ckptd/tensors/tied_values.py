@@ -132,6 +132,8 @@ def _faults(group: list[Target]) -> Iterator[tuple[Path, str]]:
 
 def _may_overlap_itself(tensor: torch.Tensor) -> bool:
     """Whether two elements may lie at one place, as in an expanded tensor or an unfolded one; True when in doubt."""
+    if tensor.is_contiguous():
+        return False
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -170,6 +172,8 @@ def _is_shared(group: list[Target]) -> bool:
 
 def _reach(tensor: torch.Tensor) -> int:
     """Bytes from the first to past the last element; strides are never negative in torch."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.itemsize
 
