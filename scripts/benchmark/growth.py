@@ -19,7 +19,7 @@ from state import many
 import ckptd
 from ckptd.disk.run_index import Mark, RunIndex, Summary, write_run_index
 from ckptd.disk.verification import stat_signature
-from ckptd.format.records import CheckpointIndex, index_to_bytes, read_index, sealed
+from ckptd.format.records import CheckpointIndex, index_to_bytes, read_index
 from ckptd.names import INDEX_FILE, step_folder
 
 TENSORS, CHECKPOINTS = "number of tensors", "number of checkpoints"
@@ -154,7 +154,7 @@ def _next(
         sequence=number, parent=number - 1, lineage=((1, number),), index_sha256="",
     )  # fmt: skip
     (folder / INDEX_FILE).write_bytes(index_to_bytes(placed))
-    return folder, sealed(placed)
+    return folder, read_index(folder)
 
 
 def _mark(folder: Path, index: CheckpointIndex) -> Mark:
