@@ -38,17 +38,20 @@ def test_a_helper_is_kept_off_the_cpu_of_the_caller_wherever_that_has_moved(
     cpus = OtherCpus()
     for here in (ALLOWED[0], ALLOWED[0], ALLOWED[1]):
         monkeypatch.setattr(other_cpus, "this_cpu", lambda here=here: here)
-        with cpus.apart([helper]):
-            assert sorted(os.sched_getaffinity(0)) == [here]
-            assert cpus_of(helper) == [cpu for cpu in ALLOWED if cpu != here]
+        cpus.keep_off_this([helper])
+        assert cpus_of(helper) == [cpu for cpu in ALLOWED if cpu != here]
         assert sorted(os.sched_getaffinity(0)) == ALLOWED
 
 
-def test_the_caller_may_run_anywhere_again_after_an_error(helper: threading.Thread) -> None:
-    with pytest.raises(KeyboardInterrupt), OtherCpus().apart([helper]):
-        assert sorted(os.sched_getaffinity(0)) == [this_cpu()]
-        raise KeyboardInterrupt
-    assert sorted(os.sched_getaffinity(0)) == ALLOWED
+def test_a_helper_that_came_later_is_kept_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_cpus, "this_cpu", lambda: ALLOWED[0])
+    cpus, end = OtherCpus(), threading.Event()
+    threads = [threading.Thread(target=end.wait, daemon=True) for _ in range(2)]
+    for number, thread in enumerate(threads):
+        thread.start()
+        cpus.keep_off_this(threads[: number + 1])
+        assert [cpus_of(each) for each in threads[: number + 1]] == [ALLOWED[1:]] * (number + 1)
+    end.set()
 
 
 def test_nobody_is_moved_where_the_caller_has_one_cpu_or_it_cant_be_told_which(
@@ -56,17 +59,16 @@ def test_nobody_is_moved_where_the_caller_has_one_cpu_or_it_cant_be_told_which(
 ) -> None:
     def bound() -> None:
         os.sched_setaffinity(0, {ALLOWED[0]})
-        with OtherCpus().apart([helper]):
-            seen.append(sorted(os.sched_getaffinity(0)))
+        OtherCpus().keep_off_this([helper])
 
-    seen: list[list[int]] = []
+    assert this_cpu() in ALLOWED
     thread = threading.Thread(target=bound)
     thread.start()
     thread.join()
-    assert seen == [[ALLOWED[0]]] and cpus_of(helper) == ALLOWED
+    assert cpus_of(helper) == ALLOWED
     monkeypatch.setattr(other_cpus, "this_cpu", lambda: -1)
-    with OtherCpus().apart([helper]):
-        assert sorted(os.sched_getaffinity(0)) == ALLOWED == cpus_of(helper)
+    OtherCpus().keep_off_this([helper])
+    assert cpus_of(helper) == ALLOWED
 
 
 def test_a_system_that_refuses_costs_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,16 +86,17 @@ def test_a_system_that_refuses_costs_no_copy(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_threads_that_copy_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_cpus, "this_cpu", lambda: ALLOWED[1])
-    target, threads, seen = bytearray(20 * MIB), CopyThreads(1), []
+    target, threads = bytearray(20 * MIB), CopyThreads(1)
+    seen: list[list[int]] = []
 
     def look() -> None:
         helper = next(each for each in threading.enumerate() if each.name == "ckptd-copy-0")
-        seen.append((sorted(os.sched_getaffinity(0)), cpus_of(helper)))
+        seen.append(cpus_of(helper))
 
     with memoryview(bytes(20 * MIB)) as one, memoryview(target) as other:
         threads.move([(_address(other), _address(one), 20 * MIB)], look)
     threads.close()
-    assert seen == [([ALLOWED[1]], [cpu for cpu in ALLOWED if cpu != ALLOWED[1]])]
+    assert seen == [[cpu for cpu in ALLOWED if cpu != ALLOWED[1]]]
 
 
 def _address(memory: memoryview) -> int:

@@ -67,11 +67,12 @@ class CopyThreads:
         work = _Work(pieces(moves, self._wanted + 1))
         try:
             helpers = max(0, min(self._wanted, len(work) - 1))
-            with self._cpus.apart(self._started(helpers)):
-                for _ in range(helpers):
-                    self._asked.put(work)
-                beside()
-                work.take_all()
+            if helpers:
+                self._cpus.keep_off_this(self._started(helpers))
+            for _ in range(helpers):
+                self._asked.put(work)
+            beside()
+            work.take_all()
         finally:
             work.end()
         if work.error is not None:
@@ -84,9 +85,7 @@ class CopyThreads:
             self._begin()
 
     def _started(self, count: int) -> list[threading.Thread]:
-        """At least so many threads; none for none."""
-        if count == 0:
-            return []
+        """At least so many threads."""
         if os.getpid() != self._pid:
             self._starting = threading.RLock()  # another thread of the parent may have held it at the fork
             self._begin()
