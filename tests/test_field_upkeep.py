@@ -109,7 +109,8 @@ def test_foreign_checkpoints_and_names_outlive_retention_of_a_real_daemon(root: 
     (run / ".nfs0001").touch()
     (run / "step-000000003").symlink_to("nowhere")
     shutil.copytree(other / "default" / "step-000000070", run / "step-000000070")
-    before = {path.name for path in run.iterdir() if not path.name.startswith(".tmp-")} - {"step-000000001"}
+    before = {path.name for path in run.iterdir() if not path.name.startswith(".tmp-")}
+    before -= {"step-000000001", "newest.json"}  # the latter a cache, now and then made anew
     with detached(root, "--keep-last", "1"):
         save(root, 4)
         shutil.copytree(other / "default" / "step-000000080", run / "step-000000080")
