@@ -15,13 +15,14 @@ import torch
 import ckptd
 from ckptd.errors import CkptdError, NoDaemon
 from ckptd.names import parse_step_folder, parse_work_folder
+from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_places import daemon_of, end_daemon
 from fake_daemon import wait_until
 from kept_promises import says_too_little
 from nth_call import Orders, environment, failing, orders_of
 
 PATIENCE_S: Final = 60.0
-KEEP: Final = 3
+_ENDED: Final = ("verified", "corrupt", "failed", "superseded", "skipped", "unknown")
 _SIZE: Final = 3000
 
 
@@ -51,6 +52,7 @@ class Trainer:
         }
         os.environ |= environment(control, *self._below)
         self.client: ckptd.Client | None = None
+        self._last: ckptd.Ticket | None = None
         self._attach([], well=True)
 
     def close(self) -> None:
@@ -78,6 +80,8 @@ class Trainer:
             self._save(
                 wrong, well=False, pending=pending, patience_s=2.0 if when == "starting" else PATIENCE_S
             )
+            if (who, kind) == ("daemon", "unlink"):
+                wait_until(lambda: orders.met or self._retention_is_through(), PATIENCE_S)
             orders.works()
         met = orders.met
         self._attach(wrong, well=True)
@@ -148,6 +152,7 @@ class Trainer:
                 wrong += [f"the next save failed: {error!r} {error}"] if well else []
             with suppress(CkptdError):
                 self.client.wait(patience_s)
+        self._last = tickets[-1] if tickets else None
         for ticket in tickets:
             if ticket.committed and ticket.path is not None:
                 self.acked[ticket.step] = ticket.path
@@ -168,6 +173,13 @@ class Trainer:
         newest = max(self.acked, default=0)
         if (found.step if found else 0) != newest:
             yield f"latest is {found and found.step}, acknowledged was {newest}"
+
+    def _retention_is_through(self) -> bool:
+        """Whether the daemon has no more files to remove for the last snapshot: it does that once it is verified."""
+        if self._last is None or self._last.state not in _ENDED:
+            return self._last is None
+        names = [path.name for path in self.root.glob("*/step-*")]
+        return len(names) <= RetentionPolicy().keep_last and not self.left_over()
 
     def left_over(self) -> list[str]:
         return [str(path) for path in self.root.rglob("*") if parse_work_folder(path.name) is not None]
