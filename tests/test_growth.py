@@ -7,6 +7,7 @@ import shutil
 import struct
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 
 from ckptd.disk.commit import commit_snapshot
+from ckptd.disk.entry import folder_identity
 from ckptd.disk.verification import check
+from ckptd.format.records import index_to_bytes, read_index
 from ckptd_daemon.series import index_file
 from ckptd_daemon.series.catalogue import Catalogue
 from ckptd_daemon.series.name_watch import NameWatch
@@ -175,6 +178,48 @@ def test_a_folder_that_came_in_the_place_of_another_while_events_were_lost_is_se
     assert made.catalogue._view.newest() is None
     made.catalogue.rescan()
     assert ["another run" in problem for problem in made.catalogue.summary()["problems"]] == [True]
+
+
+def test_a_folder_with_the_inode_of_the_one_before_is_told_by_its_time(made: Watched) -> None:
+    """As a file system gives it to the folder that is made after another was removed."""
+    entry = made.commit(1, verify=True)
+    made.catalogue.rescan()
+    view = made.catalogue._view
+    for later, same in ((0, True), (1, False)):
+        entry.path.rename(made.dir / "away")
+        (made.dir / "away").rename(entry.path)
+        inode, time = folder_identity(entry.path.lstat()).split(" ")
+        known = replace(view.known.entries[entry.name], identity=f"{inode} {int(time) - later}")
+        assert view.folder.are_known({entry.name: known}) is same
+
+
+def test_what_is_copied_into_a_known_folder_is_seen_once_the_copy_is_whole(made: Watched) -> None:
+    """As rsync and cp -a do it: they set the folder's times last, and no name in the run's folder changes."""
+    made.commit(1, verify=True)
+    old = made.commit(2, verify=True).path
+    made.catalogue.rescan()
+    index = replace(read_index(old), sequence=9, parent=1, lineage=((1, 9),), snapshot=9)
+    (old / ".index.json.x").write_bytes(index_to_bytes(index))
+    (old / ".index.json.x").rename(old / "index.json")
+    os.utime(old, (1, 1))
+    made.catalogue.rescan()
+    assert made.catalogue.highest_sequence == 9
+
+
+def test_what_was_replaced_while_the_run_was_elsewhere_is_seen_and_the_run_followed_again(
+    made: Watched, tmp_path: Path
+) -> None:
+    for step in (1, 2):
+        made.commit(step, verify=True)
+    other = Made(tmp_path / "other")
+    made.dir.rename(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "step-000000001").rename(tmp_path / "away")
+    shutil.copytree(other.commit(1).path, tmp_path / "elsewhere" / "step-000000001")
+    (tmp_path / "elsewhere").rename(made.dir)
+    made.catalogue.rescan()
+    assert ["another run" in problem for problem in made.catalogue.summary()["problems"]] == [True]
+    made.catalogue.rescan()
+    assert made.catalogue.listed == 0
 
 
 def test_what_could_not_be_read_when_names_changed_is_looked_at_again(

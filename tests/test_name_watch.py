@@ -60,6 +60,19 @@ def test_two_folders_are_told_apart(watch: NameWatch, followed: Followed, tmp_pa
     assert followed.changed() == set()
 
 
+def test_a_folder_that_is_followed_again_is_told_to_the_last_who_asked(
+    watch: NameWatch, followed: Followed, tmp_path: Path
+) -> None:
+    """The kernel tells of a folder once: by another path, too."""
+    again = watch.follow(tmp_path / "run")
+    assert again is not None
+    (tmp_path / "run" / "a").touch()
+    assert followed.changed() is None
+    assert followed.ended
+    followed.stop()
+    assert again.changed() == {"a"}
+
+
 @pytest.mark.parametrize("how", ["moved", "removed", "replaced"])
 def test_nothing_is_told_of_a_folder_that_is_not_at_its_path_any_more(
     followed: Followed, tmp_path: Path, how: str

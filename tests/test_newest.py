@@ -160,6 +160,17 @@ def a_folder_replaced_by_a_newer_one(writer: Writer) -> None:
     (old / "index.json").write_bytes(index_to_bytes(index))
 
 
+def a_newer_one_in_a_folder_with_the_inode_of_the_one_before(writer: Writer) -> None:
+    """As a file system gives it to the folder that is made after another was removed."""
+    three(writer)
+    old = writer.run_dir / "step-000000001"
+    index = dataclasses.replace(read_index(old), sequence=9, parent=3, lineage=((1, 9),), snapshot=9)
+    (old / "new").write_bytes(index_to_bytes(index))
+    (old / "new").rename(old / "index.json")
+    old.rename(old.with_name("elsewhere"))
+    (old.with_name("elsewhere")).rename(old)
+
+
 def a_foreign_one_that_is_newer(writer: Writer) -> None:
     newest = three(writer)
     index = dataclasses.replace(
@@ -206,6 +217,7 @@ CASES: list[Callable[[Writer], None]] = [
     a_new_line_whose_head_is_damaged, a_new_line_whose_head_is_gone,
     a_new_line_whose_head_is_gone_and_forgotten, a_copy_of_the_newest,
     a_copy_of_an_old_one_in_the_place_of_the_newest, a_folder_replaced_by_a_newer_one,
+    a_newer_one_in_a_folder_with_the_inode_of_the_one_before,
     a_foreign_one_that_is_newer, a_damaged_decision, a_garbled_run_index, a_link_and_a_file_of_such_names,
     nothing_verified, nothing_there,
 ]  # fmt: skip

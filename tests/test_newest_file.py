@@ -112,3 +112,18 @@ def test_names_are_looked_at_once_nobody_is_in_the_middle_of_changing_one(
     monkeypatch.setattr(os, "lstat", seen)
     assert note_newest(tmp_path, lambda: calls.append("looked") or NEWEST)  # type: ignore[func-returns-value]
     assert calls == ["waited", "looked"]
+
+
+@pytest.mark.parametrize("what", ["fifo", "hard link", "folder"])
+def test_what_has_the_notes_name_and_is_not_its_own_file_stays_as_it_is(tmp_path: Path, what: str) -> None:
+    path, other = tmp_path / NEWEST_FILE, tmp_path / "other"
+    other.write_text("somebody's")
+    {"fifo": os.mkfifo, "hard link": lambda at: os.link(other, at), "folder": os.mkdir}[what](path)
+    for _ in range(2):
+        if what == "folder":
+            with pytest.raises(IsADirectoryError):
+                note_newest(tmp_path, lambda: NEWEST)
+        else:
+            assert not note_newest(tmp_path, lambda: NEWEST)
+    assert noted(tmp_path) is None
+    assert other.read_text() == "somebody's"

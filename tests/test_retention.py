@@ -263,3 +263,11 @@ def assert_kept_up_as_decided(candidates: list[Candidate], policy: RetentionPoli
     sequences = {c.name: c.sequence or 0 for c in candidates}
     assert [v.name for v in asked] == sorted((v.name for v in asked), key=sequences.__getitem__)
     assert standings.to_remove(policy, unreadable=["one"]) == []
+
+
+def test_of_two_with_one_sequence_both_ways_keep_the_same() -> None:
+    candidates = [verified(4, name=name) for name in ("step-000000003", "step-000000005", "step-000000004")]
+    policy = RetentionPolicy(keep_last=1)
+    assert kept(decide(candidates, policy)) == {"step-000000005"}  # which is the latest to whoever asks
+    removed = [verdict.name for verdict in Standings(candidates).to_remove(policy)]
+    assert removed == ["step-000000003", "step-000000004"]

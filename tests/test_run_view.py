@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+import ckptd
 from ckptd.disk.commit import commit_snapshot
-from ckptd.disk.decisions import write_birth
+from ckptd.disk.decisions import write_birth, write_fork
 from ckptd.disk.durable import make_dirs, remove_tree
 from ckptd.disk.rootdir import Root
 from ckptd.disk.verification import check
@@ -85,3 +87,30 @@ def assert_as_seen(catalogue: Catalogue, root: Root) -> None:
         for e in kept.series.entries
         if e.index is not None and (found := kept.known.find(e.index.client_id, e.index.snapshot)) is not None
     ]
+
+
+def test_a_fork_whose_commit_failed_is_no_way_back_for_who_commits_after_it(tmp_path: Path) -> None:
+    """What was recorded since the last look counts: else the next head, once damaged, falls back beyond its own line."""
+    root = Root.open(tmp_path, create=True)
+    catalogue = Catalogue(root, "default")
+    catalogue.open()
+
+    def commit(step: int, sequence: int) -> Path:
+        d = descriptor(step, snapshot=step)
+        position = catalogue.position_for(d, sequence)
+        committed = commit_snapshot(catalogue.run_dir, d, data_for(step), position)
+        catalogue.added(committed)
+        catalogue.apply_report(check(committed.path))
+        return committed.path
+
+    for step in (1, 2, 3):
+        commit(step, step)
+    back = catalogue.position_for(descriptor(9, client_id=OTHER, base_sequence=1), 4)
+    write_fork(catalogue.run_dir, back.sequence, back.parent, "step-000000009")  # and then the disk was full
+    head = commit(4, 5)
+    assert catalogue._view.series.known_sequences == RunView(root, "default").series.known_sequences
+    os.truncate(head / "ckpt.pt", 1)
+    assert catalogue.apply_report(check(head)) == "corrupt"
+    latest = ckptd.latest_valid(tmp_path, "default")
+    assert latest is not None
+    assert latest.step == 3

@@ -13,6 +13,7 @@ that somebody else renamed meanwhile shows in the times of the run's folder, and
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from ckptd.disk.decisions import read_decisions
-from ckptd.disk.entry import Entry, read_entry
+from ckptd.disk.entry import Entry, folder_identity, read_entry
 from ckptd.disk.newest_file import FolderState, Newest, read_newest
 from ckptd.disk.run_index import Mark, Recent, Summary, known_folders, token_of
 from ckptd.disk.series_entries import list_quarantine
@@ -51,7 +52,7 @@ def newest_on_line(run_dir: Path) -> Entry | None:
             return None
         recent, folders = known
         found = _highest(run_dir, listed, recent, folders)
-        if FolderState.of(run_dir) == state or _steps(_listed(run_dir)) == _steps(listed):
+        if FolderState.of(run_dir) == state or _listed(run_dir) == listed:
             return _judged(run_dir, found, recent.marks)
     return None
 
@@ -73,13 +74,15 @@ def _noted(run_dir: Path, noted: Newest) -> Entry | None:
 
 
 def _listed(run_dir: Path) -> set[str]:
-    """The folder_token of every name: spelled here, for a call each would cost more than all the rest."""
+    """The token_of every checkpoint. To look at each costs five times the listing, which alone doesn't tell: a folder
+    that is made gets the inode of one that was removed, often at once."""
+    found = set[str]()
     with os.scandir(run_dir) as names:
-        return {f"{each.name}:{each.inode()}" for each in names}
-
-
-def _steps(listed: set[str]) -> set[str]:
-    return {token for token in listed if token.startswith("step-")}
+        for each in names:
+            with contextlib.suppress(FileNotFoundError):  # it went: as if it were listed later
+                if each.name.startswith("step-"):
+                    found.add(token_of(each.name, folder_identity(each.stat(follow_symlinks=False))))
+    return found
 
 
 def _failed_since(run_dir: Path, newest: int) -> bool:
@@ -106,14 +109,14 @@ def _highest(run_dir: Path, listed: set[str], recent: Recent, folders: set[str])
 
 
 def _newest_known(recent: Recent) -> dict[str, Summary]:
-    """folder_token → row of those with the highest sequence that is known."""
+    """token_of → row of those with the highest sequence that is known."""
     highest = max((summary.sequence for summary in recent.checkpoints), default=0)
     newest = (summary for summary in recent.checkpoints if summary.sequence == highest)
     return {token_of(one.name, one.identity): one for one in newest}
 
 
 def _read(run_dir: Path, tokens: Iterable[str]) -> list[Entry | None] | None:
-    names = (token.rpartition(":")[0] for token in tokens)
+    names = (token.partition(":")[0] for token in tokens)
     named = [name for name in names if parse_step_folder(name) is not None]
     return [read_entry(run_dir / name) for name in named] if len(named) <= _MOST_UNKNOWN else None
 

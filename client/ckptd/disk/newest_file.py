@@ -17,6 +17,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import stat
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -106,6 +107,9 @@ def note_newest(run_dir: Path, newest: Callable[[], Newest | None]) -> bool:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(run_dir / NEWEST_FILE, flags, 0o666)
     try:
+        seen = os.fstat(fd)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_nlink != 1:
+            return False  # whatever else has this name, or that file, isn't written to
         state = FolderState.of(run_dir)
         _put(fd, b"\n")
         over = state.ctime_ns < os.fstat(fd).st_mtime_ns and state.ctime_ns % _SECOND_NS != 0

@@ -147,7 +147,7 @@ def read_recent(run_dir: Path) -> Recent | None:
 
 
 def known_folders(run_dir: Path) -> tuple[Recent, set[str]] | None:
-    """What is recent, and the folder_token of each checkpoint that it and index.json know; None without both."""
+    """What is recent, and the token_of each checkpoint that it and index.json know; None without both."""
     base = identity_of(run_dir)
     index, recent = _read(run_dir, INDEX_FILE, run_index_from_bytes), read_recent(run_dir)
     if index is None or recent is None or recent.base != base:
@@ -212,14 +212,9 @@ def identity_of(run_dir: Path) -> str:
         return ""
 
 
-def folder_token(name: str, inode: int | str) -> str:
-    """Of a checkpoint's folder: what a listing shows of it."""
-    return f"{name}:{inode}"
-
-
 def token_of(name: str, identity: str) -> str:
-    """The same, of a folder that was read (entry.folder_identity)."""
-    return folder_token(name, identity.partition(" ")[0])
+    """Of a checkpoint's folder with that identity (entry.folder_identity)."""
+    return f"{name}:{identity}"
 
 
 def run_index_to_bytes(index: RunIndex) -> bytes:

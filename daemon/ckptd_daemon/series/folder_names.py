@@ -25,7 +25,7 @@ class FolderNames:
     """
 
     def __init__(self, run_dir: Path, watch: NameWatch | None) -> None:
-        self._run_dir = run_dir
+        self._run_dir, self._watch = run_dir, watch
         self._followed: Followed | None = watch.follow(run_dir) if watch is not None else None
         self._to_look_at: set[str] = set()
         self._lost = False
@@ -46,13 +46,14 @@ class FolderNames:
             OSError: The folder can't be listed.
         """
         changed = self._followed.changed() if self._followed is not None else None
-        if self._followed is not None and self._followed.ended:
-            self.stop()
+        self._lost = self._lost or (changed is None and self._followed is not None)
+        if self._watch is not None and self._followed is not None and self._followed.ended:
+            self._followed.stop()
+            self._followed = self._watch.follow(self._run_dir)  # it came back, or another is in its place
         if self._followed is None:
             self.listed = max(len(entries), 1)
-            return list_steps(self._run_dir, entries.keys()) == entries.keys()
+            return not self._lost and list_steps(self._run_dir, entries.keys()) == entries.keys()
         self.listed = 0
-        self._lost = self._lost or changed is None
         self._to_look_at |= changed or set()
         while self._to_look_at and not self._lost:
             name = self._to_look_at.pop()
@@ -71,10 +72,11 @@ class FolderNames:
         """The kernel isn't asked any more."""
         if self._followed is not None:
             self._followed.stop()
-        self._followed = None
+        self._followed = self._watch = None
 
     def _is_as_known(self, name: str, entry: Entry | None) -> bool:
-        """Whether what has this name now, if it means anything, is the one that is known."""
+        """Whether what has this name now, if it means anything, is the one that is known. The inode alone doesn't tell:
+        of a folder that was removed it is given to the next one that is made."""
         if parse_step_folder(name) is None:
             return True
         try:
@@ -83,5 +85,4 @@ class FolderNames:
             return entry is None and isinstance(error, FileNotFoundError)
         if entry is None:
             return not stat.S_ISDIR(found.st_mode)
-        inode = folder_identity(found).partition(" ")[0]
-        return stat.S_ISDIR(found.st_mode) and inode == entry.identity.partition(" ")[0]
+        return stat.S_ISDIR(found.st_mode) and folder_identity(found) == entry.identity

@@ -18,18 +18,18 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 _IN_NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | os.O_CLOEXEC
-#: IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE, IN_DELETE_SELF, IN_MOVE_SELF; IN_ONLYDIR, IN_DONT_FOLLOW
-_WANTED: Final = 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800 | 0x01000000 | 0x02000000
+#: IN_ATTRIB (a copy sets a folder's times once all is in it), IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE,
+#: IN_DELETE_SELF, IN_MOVE_SELF; IN_ONLYDIR, IN_DONT_FOLLOW
+_WANTED: Final = 0x4 | 0x40 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800 | 0x01000000 | 0x02000000
 _LOST: Final = 0x400 | 0x800 | 0x2000 | 0x8000  # the folder itself went; IN_UNMOUNT; IN_IGNORED
 _OVERFLOW: Final = 0x4000
 _EVENT: Final = struct.Struct("=iIII")
 _READ_BYTES: Final = 65536
 #: Names kept for one folder; with more it is to be listed.
 _MOST_NAMES: Final = 10_000
-#: f_type of file systems that only this machine changes: ext, xfs, btrfs, tmpfs, overlay, f2fs, zfs, bcachefs.
-_LOCAL: Final = {
-    0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0xF2F52010, 0x2FC12FC1, 0xCA451A4E
-}  # fmt: skip
+#: f_type of file systems that only this machine changes, and only by calls: ext, xfs, btrfs, tmpfs, overlay, f2fs,
+#: bcachefs. Not zfs, which goes back to a snapshot under those who use it, and tells nobody.
+_LOCAL: Final = {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0xF2F52010, 0xCA451A4E}
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -59,12 +59,17 @@ class NameWatch:
             self._fd = _checked(_libc.inotify_init1(_IN_NONBLOCK_CLOEXEC))
         found = os.lstat(folder)
         number = _checked(_libc.inotify_add_watch(self._fd, os.fsencode(folder), _WANTED))
+        if (
+            before := self._followed.get(number)
+        ) is not None:  # the kernel tells of a folder once, whoever asked
+            before.lose(for_ever=True)
         followed = self._followed[number] = Followed(self, number, folder, (found.st_dev, found.st_ino))
         return followed
 
-    def unfollow(self, number: int) -> None:
+    def unfollow(self, number: int, one: Followed) -> None:
         """Not this one any more."""
-        if self._followed.pop(number, None) is not None and self._fd is not None:
+        if self._followed.get(number) is one and self._fd is not None:
+            del self._followed[number]
             _libc.inotify_rm_watch(self._fd, number)
 
     def take(self) -> None:
@@ -117,7 +122,8 @@ class Followed:
         self._watch.take()
         names, lost = self._names, self._lost
         self._names, self._lost = set(), False
-        return None if lost or self.ended or not self._is_in_place() else names
+        self.ended = self.ended or not self._is_in_place()
+        return None if lost or self.ended else names
 
     def add(self, name: str) -> None:
         """This name changed."""
@@ -134,7 +140,7 @@ class Followed:
     def stop(self) -> None:
         """Nobody asks any more."""
         self.ended = True
-        self._watch.unfollow(self._number)
+        self._watch.unfollow(self._number, self)
 
     def _is_in_place(self) -> bool:
         try:

@@ -73,7 +73,7 @@ def _chosen(
     candidates: Sequence[Candidate], policy: RetentionPolicy
 ) -> tuple[int | None, dict[str, list[str]]]:
     """The sequence of the newest verified one, and why the policy keeps which."""
-    line = sorted(filter(counts, candidates), key=_sequence, reverse=True)
+    line = sorted(filter(counts, candidates), key=lambda c: (_sequence(c), c.name), reverse=True)
     return _sequence(line[0]) if line else None, _by_policy(line, policy)
 
 

@@ -127,7 +127,10 @@ class RunView:
             return
         self.decisions_unread = ""
         if decisions != self._series.decisions:
-            self._series = replace(self.series, decisions=decisions)
+            self._new_sequences.update(fork.sequence for fork in decisions.forks)
+            self._behind = True
+            highest = max(self.next_sequence, decisions.highest_sequence + 1)
+            self._series = replace(self.series, decisions=decisions, next_sequence=highest)
             self._set(self._series.entries)
 
     def _with_known(self, now: Decisions) -> Decisions:
@@ -150,6 +153,7 @@ class RunView:
         self._behind = True
         self._marks.pop(entry.name, None)
         self.failed.pop(entry.name, None)
+        self.left.discard(entry.name)
         if goes_on and entry.index is not None:
             line = Line(entry.index.lineage, entry.index.sequence + 1)
             self._series = replace(self._series, line=line)
@@ -287,7 +291,7 @@ class RunView:
         )  # fmt: skip
 
     def folders(self) -> set[str]:
-        """The folder_token of each that the run's index tells from others."""
+        """The token_of each that the run's index tells from others."""
         return {token for entry in self.known.entries.values() if (token := _token(entry))}
 
     def newest(self) -> Newest | None:
