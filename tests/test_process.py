@@ -7,7 +7,7 @@ import pytest
 
 from ckptd.disk.rootdir import Root
 from ckptd.errors import InvalidArgument
-from ckptd_daemon.__main__ import _parser, _settings
+from ckptd_daemon.__main__ import _settings
 from ckptd_daemon.core.daemon_settings import DEFAULT_IDLE_EXIT_S, DaemonSettings
 from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_daemon.series.settings_file import read_settings
@@ -28,10 +28,26 @@ def test_only_an_autostarted_daemon_leaves_when_idle_unless_it_is_asked_to() -> 
 
 def test_the_flags_of_the_module_become_settings() -> None:
     args = ["--root", "x", "--autostarted", "--grace-s", "3", "--keep-best", "2", "--monitor", "val_loss:min"]
-    settings = _settings(_parser().parse_args(args))
+    settings = _settings(args)
     assert settings.policy == RetentionPolicy(keep_best=2, monitor="val_loss", mode="min")
     assert (settings.autostarted, settings.quiet, settings.grace_s) == (True, True, 3.0)
-    assert _settings(_parser().parse_args(["--root", "x"])).policy is None
+    assert _settings(["--root", "x"]).policy is None
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--root"],
+        ["--root", "x", "--keep-last", "two"],
+        ["--root", "x", "--no-such"],
+        ["--root", "x", "y"],
+    ],
+)
+def test_other_flags_are_refused_and_named(flags: list[str]) -> None:
+    with pytest.raises(InvalidArgument, match="not the daemon's flags") as refused:
+        _settings(flags)
+    assert " ".join(flags[2:]) in refused.value.seen
 
 
 def test_a_policy_given_is_written_to_the_settings_of_all_runs_or_of_one(tmp_path: Path) -> None:
@@ -46,7 +62,7 @@ def test_a_policy_given_is_written_to_the_settings_of_all_runs_or_of_one(tmp_pat
 
 def test_a_rate_given_is_written_to_the_settings_and_zero_takes_it_out(tmp_path: Path) -> None:
     root = Root.open(tmp_path, create=True)
-    asked = _settings(_parser().parse_args(["--root", str(tmp_path), "--max-write-rate", "50000000"]))
+    asked = _settings(["--root", str(tmp_path), "--max-write-rate", "50000000"])
     assert asked.into_file(root).max_write_rate == 50_000_000
     assert DaemonSettings(root=tmp_path).into_file(root) == read_settings(tmp_path)
     assert read_settings(tmp_path).max_write_rate == 50_000_000
@@ -59,7 +75,7 @@ def test_a_period_of_the_scrub_is_written_to_the_settings_and_zero_stays_there_a
 ) -> None:
     root = Root.open(tmp_path, create=True)
     assert DaemonSettings(root=tmp_path).into_file(root).scrub_every_s is None
-    asked = _settings(_parser().parse_args(["--root", str(tmp_path), "--scrub-every-s", "86400"]))
+    asked = _settings(["--root", str(tmp_path), "--scrub-every-s", "86400"])
     assert asked.into_file(root).scrub_every_s == 86_400
     assert DaemonSettings(root=tmp_path).into_file(root) == read_settings(tmp_path)
     DaemonSettings(root=tmp_path, scrub_every_s=0).into_file(root)
