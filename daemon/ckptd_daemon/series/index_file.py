@@ -1,7 +1,7 @@
 """Keeping the run's index up: index.json now and then, and what came since in recent.json, at every change.
 
 What must be true: recent.json never outlives what it says. Where it can't be written it is removed, and so it is
-before a checkpoint is committed under a name that the run knew: a listing couldn't tell the two folders apart.
+before a checkpoint is committed under a name that the run knew: a listing tells the two folders apart by a time alone.
 """
 
 from __future__ import annotations
