@@ -154,6 +154,7 @@ class Daemon:
 
     def __exit__(self, *_: object) -> None:
         self.disk.worker.stop()
+        self.disk.close()
         try:
             self._lock.release()
         except Killed:  # recorder.bury() closes what it held open

@@ -69,6 +69,7 @@ class DeskDaemon:
             self._clients.pipeline.opened(run, known)
         recovery.adopt(self._disk, self._clients, self.pool)
         self.late = LateSlots(self._disk, self._clients, self.pool, time.monotonic)
+        self._up.callback(self._disk.close)
         for worker in (self._disk.worker, self._maker):
             worker.start()
             self._up.callback(worker.stop)

@@ -60,6 +60,7 @@ class Machine:
             root = Root.open(self.path, create=True)
             up.enter_context(RootLock(root))
             disk = Disk(root, Settings(policy=RetentionPolicy(keep_last=KEEP)))
+            up.callback(disk.close)
             up.callback(disk.worker.stop)
             slots = root.slot_dir()
             with contextlib.suppress(OSError):

@@ -14,6 +14,7 @@ import pytest
 
 from ckptd_daemon.series import name_watch
 from ckptd_daemon.series.name_watch import Followed, NameWatch
+from open_files import open_files
 
 
 @pytest.fixture
@@ -128,3 +129,21 @@ def test_a_file_system_that_other_machines_change_is_listed(
     watch: NameWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert watch.follow(Path("/proc/self")) is None  # as any that isn't known to be this machine's alone
+
+
+def queues() -> int:
+    """How many this process has."""
+    return sum("inotify" in where for where in open_files(os.getpid()))
+
+
+def test_a_queue_is_given_back_once_it_is_closed_or_forgotten(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    before = queues()
+    closed, forgotten = NameWatch(), NameWatch()
+    followed = closed.follow(tmp_path / "run"), forgotten.follow(tmp_path / "run")
+    assert queues() == before + 2
+    closed.close()
+    closed.close()
+    assert queues() == before + 1
+    del forgotten, followed
+    assert queues() == before

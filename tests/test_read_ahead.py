@@ -103,3 +103,17 @@ def test_a_file_is_read_round_the_cache_meanwhile_only(file: int) -> None:
 
 def flags(fd: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_GETFL)
+
+
+def test_where_no_thread_can_be_had_who_wants_a_piece_reads_it(
+    file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_threads(monkeypatch)
+    assert b"".join(map(bytes, pieces_ahead(file, 9 * PIECE + 17))) == os.pread(file, 9 * PIECE + 17, 0)
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)

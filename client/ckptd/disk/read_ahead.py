@@ -89,6 +89,8 @@ class _Ahead:
 
     def next(self) -> tuple[memoryview, int]:
         """A buffer, and how much of it is filled."""
+        if self._thread is None and self._full.empty():
+            self._read_next()
         full = self._full.get()
         if isinstance(full, BaseException):
             raise full
@@ -103,23 +105,35 @@ class _Ahead:
 
     def stop(self) -> None:
         """Read no more; no thread is in the buffers then."""
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             self._free.put(None)
             self._thread.join()
 
     def _start(self) -> None:
+        """Where the system refuses a thread, who wants a piece reads it."""
         self._wanted_by = threading.get_ident()
-        self._thread = threading.Thread(target=self._read_on, name="ckptd-read", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._read_on, name="ckptd-read", daemon=True)
+        try:
+            thread.start()
+            self._thread: threading.Thread | None = thread
+        except RuntimeError:
+            self._thread = None
 
     def _read_on(self) -> None:
         try:
-            while self._at < self._size and (buffer := self._free.get()) is not None:
-                count = _read(self._fd, buffer, self._at, self._size)
-                self._at += count
-                self._full.put((buffer, count))
+            while self._read_next():
+                pass
         except BaseException as error:  # noqa: BLE001 - raised where the piece is wanted
             self._full.put(error)
+
+    def _read_next(self) -> bool:
+        """Fill the next free buffer; False when there is nothing more to read, or no more is wanted."""
+        if self._at >= self._size or (buffer := self._free.get()) is None:
+            return False
+        count = _read(self._fd, buffer, self._at, self._size)
+        self._at += count
+        self._full.put((buffer, count))
+        return True
 
 
 def _read(fd: int, buffer: memoryview, at: int, size: int) -> int:

@@ -16,7 +16,6 @@ from typing import Final, TypeAlias
 
 from ckptd.limits import PAGE_ALIGNMENT
 from ckptd.tensors.block_moves import move_bytes
-from ckptd.tensors.other_cpus import OtherCpus
 
 #: To which address, from which one, how many bytes.
 Move: TypeAlias = tuple[int, int, int]
@@ -45,7 +44,6 @@ class CopyThreads:
         self._starting = threading.RLock()  # a signal's handler may come here too
         self._asked: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._cpus = OtherCpus()
         self._end = weakref.finalize(self, _end, self._asked, self._threads)
         self._end.atexit = False
 
@@ -66,10 +64,9 @@ class CopyThreads:
         """
         work = _Work(pieces(moves, self._wanted + 1))
         try:
-            helpers = max(0, min(self._wanted, len(work) - 1))
-            if helpers:
-                self._cpus.keep_off_this(self._started(helpers))
-            for _ in range(helpers):
+            wanted = max(0, min(self._wanted, len(work) - 1))
+            helpers = self._started(wanted) if wanted else []
+            for _ in helpers[:wanted]:
                 self._asked.put(work)
             beside()
             work.take_all()
@@ -85,7 +82,7 @@ class CopyThreads:
             self._begin()
 
     def _started(self, count: int) -> list[threading.Thread]:
-        """At least so many threads."""
+        """At least so many threads; fewer where the system refuses more: the caller copies too."""
         if os.getpid() != self._pid:
             self._starting = threading.RLock()  # another thread of the parent may have held it at the fork
             self._begin()
@@ -93,14 +90,16 @@ class CopyThreads:
             while len(self._threads) < count:
                 name = f"ckptd-copy-{len(self._threads)}"
                 thread = threading.Thread(target=_serve, args=(self._asked,), name=name, daemon=True)
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:
+                    break
                 self._threads.append(thread)
             return list(self._threads)
 
     def _begin(self) -> None:
         self._end.detach()
         self._pid, self._asked, self._threads = os.getpid(), queue.SimpleQueue(), []
-        self._cpus = OtherCpus()
         self._end = weakref.finalize(self, _end, self._asked, self._threads)
         self._end.atexit = False
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import mmap
 from collections import OrderedDict
@@ -15,7 +16,7 @@ import torch
 
 from ckptd.disk.checkpoint_reader import CheckpointReader
 from ckptd.disk.reader import Reader
-from ckptd.errors import CorruptCheckpoint, InvalidArgument, UnknownSchema
+from ckptd.errors import CorruptCheckpoint, InvalidArgument, ReadFailed, UnknownSchema
 from ckptd.format.archive_check import check_archive
 from ckptd.format.records import CheckpointIndex
 from ckptd.format.table_rows import TensorRow, faults_in_files, table_from_bytes
@@ -32,6 +33,7 @@ from ckptd.tensors.unread import NOTHING_UNREAD, Unread
 
 _SCHEMAS: Final = {"single": "ckpt.v2", "sharded": "ckpt.v2-sharded"}
 _BODIES: Final = frozenset({TABLE_FILE, META_FILE, SINGLE_FILE})
+_SHORT: Final = ("allocate memory", "not enough memory", "out of memory", "start new thread")
 _ENVELOPE: Final = frozenset({"schema", "wall_saved_at", "step"})
 
 
@@ -183,10 +185,11 @@ def _unpickled(reader: Reader, where: str, file: IO[bytes]) -> dict[str, Any]:
     try:
         payload = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
+        seen = f"{type(error).__name__}: {str(error)[:200]}"
+        if number := _what_is_short(error):
+            raise ReadFailed("it can't be read now", where=where, seen=seen, errno=number) from error
         raise CorruptCheckpoint(
-            "torch can't read it, though its bytes are those committed",
-            where=where,
-            seen=f"{type(error).__name__}: {str(error)[:200]}",
+            "torch can't read it, though its bytes are those committed", where=where, seen=seen
         ) from error
     schema = payload.get("schema") if isinstance(payload, dict) else None
     if schema != _SCHEMAS[reader.index.layout]:
@@ -202,6 +205,14 @@ def _unpickled(reader: Reader, where: str, file: IO[bytes]) -> dict[str, Any]:
         )
     check_tree(payload, where)
     return {key: value for key, value in payload.items() if key not in _ENVELOPE}
+
+
+def _what_is_short(error: Exception) -> int | None:
+    """The error's number where memory, descriptors or threads were short: torch says so of memory in words only."""
+    if isinstance(error, OSError):
+        return error.errno
+    words = str(error) if isinstance(error, RuntimeError) else ""
+    return errno.ENOMEM if isinstance(error, MemoryError) or any(map(words.__contains__, _SHORT)) else None
 
 
 def _with_tensors(value: Any, shards: Mapping[str, ShardTensors], where: str) -> Any:

@@ -8,9 +8,9 @@ has the files that it lies in read and proven, into memory of their own.
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 from typing import Any, Final, Protocol
 
 import numpy
@@ -119,12 +119,36 @@ NOTHING_UNREAD: Final = Unread()
 
 
 def _in_parallel(jobs: list[Callable[[], None]]) -> None:
-    """Hashing releases the interpreter lock; of two threads a core one hashes while the other waits for the disk."""
-    if not jobs:
-        return
-    with ThreadPoolExecutor(min(len(jobs), 2 * len(os.sched_getaffinity(0))), "ckptd-read") as pool:
-        begun = [pool.submit(job) for job in jobs]  # all of them, before the first is waited for
-        faults = [fault for done in begun if (fault := done.exception()) is not None]
+    """Hashing releases the interpreter lock; of two threads a core one hashes while the other waits for the disk. The
+    calling thread is one of them, and does alone what no other can be had for."""
+    waiting, faults = deque(jobs), list[Exception]()
+
+    def work() -> None:
+        while waiting:
+            try:
+                job = waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                job()
+            except Exception as fault:  # noqa: BLE001 - raised below, once all have ended
+                faults.append(fault)
+
+    others = [
+        Thread(target=work, name="ckptd-read", daemon=True) for _ in jobs[: 2 * len(os.sched_getaffinity(0))]
+    ]
+    started = []
+    try:
+        for thread in others[1:]:
+            try:
+                thread.start()
+            except RuntimeError:
+                break
+            started.append(thread)
+        work()
+    finally:
+        for thread in started:
+            thread.join()
     for fault in sorted(faults, key=lambda fault: not isinstance(fault, CkptdError)):
         raise fault
 

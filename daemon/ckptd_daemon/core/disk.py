@@ -135,6 +135,10 @@ class Disk:
         """Take a job back that hasn't begun; see Worker.withdraw."""
         return self.worker.withdraw(job)
 
+    def close(self) -> None:
+        """Once its thread has ended: the kernel isn't asked any more what others do."""
+        self._names.close()
+
     # --- jobs ------------------------------------------------------------------------------------
 
     def open_run(self, run: str) -> RunFacts:

@@ -221,6 +221,7 @@ class Daemon:
 
     def _start_helpers(self, leaving: contextlib.ExitStack) -> None:
         leaving.callback(own_leftovers.remove, self._root.path)  # once nothing writes any more
+        leaving.callback(self._disk.close)
         for worker in self._workers():
             worker.start()
             leaving.callback(worker.stop)

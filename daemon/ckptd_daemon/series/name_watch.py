@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import struct
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -31,15 +34,23 @@ _MOST_NAMES: Final = 10_000
 #: bcachefs. Not zfs, which goes back to a snapshot under those who use it, and tells nobody.
 _LOCAL: Final = {0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0xF2F52010, 0xCA451A4E}
 
+#: What these two say of inotify is not of files.
+_LIMITS: Final = {
+    errno.EMFILE: ": fs.inotify.max_user_instances, or ulimit -n",
+    errno.ENOSPC: ": fs.inotify.max_user_watches",
+}
+
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class NameWatch:
-    """One queue of events for any number of folders. Used by one thread."""
+    """One queue of events for any number of folders. Used by one thread. A user has few: 128, by default; so it is closed,
+    at the latest when it is forgotten."""
 
     def __init__(self) -> None:
         self._fd: int | None = None
-        self._followed: dict[int, Followed] = {}
+        self._close: Callable[[], object] = int  # there is nothing yet
+        self._followed = weakref.WeakValueDictionary[int, Followed]()
 
     def __repr__(self) -> str:
         return f"<NameWatch of {len(self._followed)} folders>"
@@ -49,7 +60,8 @@ class NameWatch:
         try:
             return self._follow(folder)
         except OSError as error:
-            log.warning("names.not_watched folder=%s %s; it is listed instead", folder, error)
+            limit = _LIMITS.get(error.errno or 0, "")
+            log.warning("names.not_watched folder=%s %s%s; it is listed instead", folder, error, limit)
             return None
 
     def _follow(self, folder: Path) -> Followed | None:
@@ -57,6 +69,7 @@ class NameWatch:
             return None
         if self._fd is None:
             self._fd = _checked(_libc.inotify_init1(_IN_NONBLOCK_CLOEXEC))
+            self._close = weakref.finalize(self, os.close, self._fd)
         found = os.lstat(folder)
         number = _checked(_libc.inotify_add_watch(self._fd, os.fsencode(folder), _WANTED))
         if (
@@ -80,8 +93,7 @@ class NameWatch:
 
     def close(self) -> None:
         """End it; nothing is told any more."""
-        if self._fd is not None:
-            os.close(self._fd)
+        self._close()
         self._fd = None
         self._followed.clear()
 
