@@ -24,10 +24,6 @@ class FakeCatalogue:
     holds_back = False
 
     @property
-    def checkpoints(self) -> int:
-        return len(self.names)
-
-    @property
     def listed(self) -> int:
         return len(self.names)
 

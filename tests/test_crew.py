@@ -147,7 +147,7 @@ def test_without_threads_all_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
             raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(crew.threading, "Thread", NoThread)
-    with pytest.raises(RuntimeError, match="can't start"):
+    with pytest.raises(OSError, match="can't start"):
         do([Job(counted(3))])
 
 

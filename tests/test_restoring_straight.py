@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 import threading
 import warnings
@@ -25,6 +26,7 @@ from ckptd.errors import (
     RestoreTorn,
     StateMismatch,
 )
+from ckptd.tensors import unread
 from ckptd.tensors.unread import address_of
 from round_trip import same
 
@@ -477,6 +479,29 @@ def test_what_a_torn_restore_raises_can_be_pickled_as_any_error() -> None:
     error = RestoreTorn("what", where="here")
     made, arguments = error.__reduce__()[:2]
     assert str(made(*arguments)) == str(error)  # type: ignore[operator]
+
+
+def test_once_a_read_is_interrupted_no_other_file_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})  # the caller and one more
+    both, awaited, begun = threading.Barrier(2), threading.Event(), list[int]()
+    join = threading.Thread.join
+
+    def joined(thread: threading.Thread, timeout: float | None = None) -> None:
+        awaited.set()
+        join(thread, timeout)
+
+    def first(number: int) -> None:
+        begun.append(number)
+        both.wait(60)
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        assert awaited.wait(60)
+
+    monkeypatch.setattr(threading.Thread, "join", joined)
+    jobs = [lambda: first(0), lambda: first(1), lambda: begun.append(2)]
+    with pytest.raises(KeyboardInterrupt):
+        unread._in_parallel(jobs)
+    assert sorted(begun) == [0, 1]
 
 
 def test_several_files_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

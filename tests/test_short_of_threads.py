@@ -64,6 +64,17 @@ def test_a_check_that_gets_no_thread_cannot_tell(tmp_path: Path, request: pytest
         check(path)
 
 
+def test_no_older_checkpoint_is_the_latest_because_the_newest_cannot_be_checked(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with ckptd.Client(tmp_path / "root", daemon="off") as client:
+        for step in (1, 2):
+            client.snapshot(step, state(float(step)))
+    request.getfixturevalue("no_threads")
+    with pytest.raises(ReadFailed, match="start new thread"):
+        ckptd.latest_valid(tmp_path / "root")
+
+
 @pytest.mark.parametrize(
     "error",
     [

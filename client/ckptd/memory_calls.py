@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
+from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["FIXED", "NO_ACCESS", "advise", "allocate_from_one_heap", "map_at", "residency", "unmap"]
+__all__ = ["FIXED", "NO_ACCESS", "advise", "allocate_from_one_heap", "map_at", "mapped", "residency", "unmap"]
 
 NO_ACCESS: Final = 0  #: PROT_NONE
 FIXED: Final = 0x10  #: MAP_FIXED: what was mapped there is replaced
@@ -43,6 +45,17 @@ def map_at(address: int | None, size: int, access: int, flags: int, fd: int = -1
 def unmap(address: int, size: int) -> None:
     """Take away what `map_at` gave."""
     _libc.munmap(address, size)
+
+
+@contextlib.contextmanager
+def mapped(fd: int, size: int) -> Iterator[int | None]:
+    """A file mapped for reading meanwhile: the map's address; None when it was refused."""
+    address = map_at(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd)
+    try:
+        yield address
+    finally:
+        if address is not None:
+            unmap(address, size)
 
 
 def advise(address: int, size: int, advice: int) -> bool:

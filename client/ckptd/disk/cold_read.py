@@ -15,7 +15,7 @@ from typing import Final
 from ckptd.disk.read_ahead import pieces_ahead
 from ckptd.disk.read_buffers import BUFFER_BYTES
 from ckptd.disk.reader import Span
-from ckptd.memory_calls import map_at, residency, unmap
+from ckptd.memory_calls import mapped, residency
 
 __all__ = ["is_cold", "pieces_into"]
 
@@ -30,16 +30,13 @@ def is_cold(fd: int, size: int) -> bool:
     the job on this node wants it there. What can't be told is taken for no."""
     if size <= BUFFER_BYTES or any(os.environ.get(name, "1") != "1" for name in _RANKS_HERE):
         return False
-    address = map_at(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd)
-    if address is None:
-        return False
-    try:
+    with mapped(fd, size) as address:
+        if address is None:
+            return False
         pages = -(-size // mmap.PAGESIZE)
         step = -(-pages // _LOOKED_AT)
         seen = [residency(address + page * mmap.PAGESIZE, 1, mmap.PAGESIZE) for page in range(0, pages, step)]
         return 2 * sum(one is None or bool(one[0] & 1) for one in seen) < len(seen)
-    finally:
-        unmap(address, size)
 
 
 def pieces_into(fd: int, spans: Sequence[Span], size: int) -> Iterator[memoryview]:

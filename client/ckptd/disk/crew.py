@@ -6,6 +6,7 @@ for one `do()`: what is worth a thread takes far longer than to start one.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections import deque
@@ -52,7 +53,7 @@ def do_all(
     The threads at normal priority have the priority of the calling one.
 
     Raises:
-        RuntimeError: No thread can be started; all were given up.
+        OSError: No thread can be started (ENOMEM); all were given up.
         BaseException: What the first that failed has failed with; the others were given up.
     """
     all_jobs = [Job(steps) for steps in jobs]
@@ -104,7 +105,7 @@ class Crew:
         """Return when all jobs have ended or were given up: no thread is left, and each job says what came of it.
 
         Raises:
-            RuntimeError: No thread can be started; all were given up.
+            OSError: No thread can be started (ENOMEM); all were given up.
         """
         try:
             with self._urgency.at_work(), self._urgency.changed:
@@ -125,7 +126,10 @@ class Crew:
                 threads.append(
                     threading.Thread(target=self._work, args=(lane, urgent), name=name, daemon=True)
                 )
-                threads[-1].start()
+                try:
+                    threads[-1].start()
+                except RuntimeError as error:  # as of memory: whatever else is tried now fails alike
+                    raise OSError(errno.ENOMEM, str(error)) from error
 
     def _stop(self) -> None:
         with self._urgency.changed:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator
 from typing import Literal
 
 from ckptd.disk.read_ahead import NotDirect, direct, pieces_ahead
-from ckptd.memory_calls import map_at, residency, unmap
+from ckptd.memory_calls import mapped, residency
 
 How = Literal["direct", "dontneed", "cached"]
 
@@ -103,11 +103,8 @@ def _drop_cache(fd: int, size: int) -> bool:
 
 def _any_resident(fd: int, size: int) -> bool:
     """Whether the page cache holds any page of the file (mincore); True when that can't be told."""
-    address = map_at(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd)
-    if address is None:
-        return True
-    try:
+    with mapped(fd, size) as address:
+        if address is None:
+            return True
         pages = residency(address, -(-size // mmap.PAGESIZE), mmap.PAGESIZE)
         return pages is None or any(map((1).__and__, pages))
-    finally:
-        unmap(address, size)

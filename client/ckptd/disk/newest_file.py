@@ -18,7 +18,6 @@ import functools
 import hashlib
 import os
 import stat
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +128,7 @@ def _wait_for_who_changes_names(run_dir: Path) -> None:
     """A name changes, the folder's times with it, and only then it is told of, all under one lock of the folder's: to
     look up a name that nobody has looked up before takes that lock."""
     with contextlib.suppress(FileNotFoundError):
-        os.lstat(run_dir / f".look-{uuid.uuid4().hex}")
+        os.lstat(run_dir / f".look-{os.urandom(16).hex()}")
 
 
 def _put(fd: int, data: bytes) -> None:

@@ -181,8 +181,6 @@ class _Check:
                     self._do([in_one_step(lambda: self._check_table(folder, index))])
         except OSError as error:
             self._unread = error
-        except RuntimeError as error:  # no thread can be started
-            self._unread = OSError(errno.EAGAIN, str(error))
         if (self.errors or self._unread) and not self._still_there(folder):
             self._gone = True
 

@@ -32,9 +32,8 @@ SCHEMA_V1: Final = "ckpt.v1-index"
 Layout = Literal["single", "sharded"]
 Lineage = tuple[tuple[int, int], ...]
 
-_AFTER_HASH: Final = (
-    b'  "layout": '  #: follows the line of index_sha256; no field that holds others comes before it
-)
+#: Follows the line of index_sha256; no field that holds others comes before it.
+_AFTER_HASH: Final = b'  "layout": '
 _SHARD_PATH: Final = re.compile(r"[a-z0-9_]{1,32}\.shard-[0-9]{3,6}\.pt", re.ASCII)
 
 

@@ -1,4 +1,4 @@
-"""Python's garbage collector held back while a state is walked.
+"""Python's garbage collector held back while a state is walked or restored.
 
 A walk makes some objects for each tensor and drops hardly any, which is what sets the collector off, up to a pass over
 every object of the process: tens of milliseconds, and the trainer waits. Nothing a walk makes is a cycle.

@@ -134,12 +134,10 @@ def _in_parallel(jobs: list[Callable[[], None]]) -> None:
             except Exception as fault:  # noqa: BLE001 - raised below, once all have ended
                 faults.append(fault)
 
-    others = [
-        Thread(target=work, name="ckptd-read", daemon=True) for _ in jobs[: 2 * len(os.sched_getaffinity(0))]
-    ]
-    started = []
+    started = list[Thread]()
     try:
-        for thread in others[1:]:
+        for _ in jobs[1 : 2 * len(os.sched_getaffinity(0))]:
+            thread = Thread(target=work, name="ckptd-read", daemon=True)
             try:
                 thread.start()
             except RuntimeError:
@@ -147,6 +145,7 @@ def _in_parallel(jobs: list[Callable[[], None]]) -> None:
             started.append(thread)
         work()
     finally:
+        waiting.clear()  # interrupted: nobody begins another one
         for thread in started:
             thread.join()
     for fault in sorted(faults, key=lambda fault: not isinstance(fault, CkptdError)):

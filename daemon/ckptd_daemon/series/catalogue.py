@@ -118,11 +118,6 @@ class Catalogue:
         return self._view.next_sequence - 1
 
     @property
-    def checkpoints(self) -> int:
-        """How many there are."""
-        return len(self._view.names)
-
-    @property
     def listed(self) -> int:
         """How many names the last look at the run went through."""
         return self._view.folder.listed

@@ -72,9 +72,8 @@ class NameWatch:
             self._close = weakref.finalize(self, os.close, self._fd)
         found = os.lstat(folder)
         number = _checked(_libc.inotify_add_watch(self._fd, os.fsencode(folder), _WANTED))
-        if (
-            before := self._followed.get(number)
-        ) is not None:  # the kernel tells of a folder once, whoever asked
+        before = self._followed.get(number)
+        if before is not None:  # the kernel tells of a folder once, whoever asked
             before.lose(for_ever=True)
         followed = self._followed[number] = Followed(self, number, folder, (found.st_dev, found.st_ino))
         return followed
