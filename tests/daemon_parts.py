@@ -22,6 +22,7 @@ from ckptd.snapshot.descriptor import Descriptor, Sharding, TensorSpec
 from ckptd.snapshot.descriptor_codec import encode
 from ckptd.snapshot.slots import Slot, needed_bytes
 from ckptd.snapshot.values import TensorRef
+from paths_below import paths_below
 from told_signals import hearing_ctrl_c
 
 R = TypeVar("R", bound=wire.Message)
@@ -89,14 +90,14 @@ class Places:
         self.env = {"CKPTD_RUNTIME_DIR": str(self.runtime), "CKPTD_SHM_DIR": str(self.shm)}
 
     def slots(self) -> list[Path]:
-        return sorted(p for p in self.shm.rglob("*") if not p.is_dir() and p.name != slot_folder.RECORD)
+        return [p for p in paths_below(self.shm) if not p.is_dir() and p.name != slot_folder.RECORD]
 
     def sockets(self) -> list[Path]:
         return sorted(self.runtime.iterdir())
 
     def leftovers(self) -> list[Path]:
         """Temporary names anywhere below the root."""
-        return [p for p in self.root.rglob("*") if p.name.startswith((".tmp-", ".trash-"))]
+        return [p for p in paths_below(self.root) if p.name.startswith((".tmp-", ".trash-"))]
 
     def checkpoints(self, run: str = "default") -> list[str]:
         return sorted(p.name for p in (self.root / run).glob("step-*"))

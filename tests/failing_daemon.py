@@ -20,6 +20,7 @@ from ckptd_places import daemon_of, end_daemon
 from fake_daemon import wait_until
 from kept_promises import says_too_little
 from nth_call import Orders, environment, failing, orders_of
+from paths_below import paths_below
 
 PATIENCE_S: Final = 60.0
 _ENDED: Final = ("verified", "corrupt", "failed", "superseded", "skipped", "unknown")
@@ -182,7 +183,7 @@ class Trainer:
         return len(names) <= RetentionPolicy().keep_last and not self.left_over()
 
     def left_over(self) -> list[str]:
-        return [str(path) for path in self.root.rglob("*") if parse_work_folder(path.name) is not None]
+        return [str(path) for path in paths_below(self.root) if parse_work_folder(path.name) is not None]
 
     def kept(self) -> list[str]:
         return sorted(p.name for p in (self.root / "default").iterdir() if parse_step_folder(p.name))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ckptd.disk.rootdir import DaemonRecord, Root
 from ckptd.names import INDEX_FILE, NEWEST_FILE, RECENT_FILE
+from paths_below import paths_below
 from told_signals import hearing_ctrl_c
 
 TIMEOUT_S = 100.0
@@ -74,14 +75,17 @@ def wait_until(true: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
 
 
 def files_of_run(run_dir: Path) -> dict[str, bytes | str]:
-    """files_below of a run, less what its daemon sums up there whenever it comes to it: those are caches."""
+    """files_below of a run, less what its daemon sums up there whenever it comes to it, by way of a temporary name."""
     caches = {str(run_dir / name) for name in (INDEX_FILE, RECENT_FILE, NEWEST_FILE)}
-    return {path: content for path, content in files_below(run_dir).items() if path not in caches}
+    on_their_way = str(run_dir / ".tmp-0-")
+    found = files_below(run_dir).items()
+    return {path: what for path, what in found if path not in caches and not path.startswith(on_their_way)}
 
 
 def files_below(folder: Path) -> dict[str, bytes | str]:
     """Every name below a folder with its content: equal before and after means that nothing was changed."""
     found: dict[str, bytes | str] = {}
-    for path in sorted(folder.rglob("*")):
-        found[str(path)] = path.read_bytes() if path.is_file() else f"mode {path.lstat().st_mode:o}"
+    for path in paths_below(folder):
+        with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+            found[str(path)] = path.read_bytes() if path.is_file() else f"mode {path.lstat().st_mode:o}"
     return found

@@ -19,6 +19,7 @@ from ckptd.names import quarantine_folder, work_folder
 from ckptd_places import end_daemon, places
 from fake_daemon import wait_until
 from live_daemon import detached
+from paths_below import paths_below
 
 __all__ = ["places"]
 
@@ -84,7 +85,7 @@ def test_leftovers_of_every_temporary_name_hinder_neither_a_start_nor_a_save(roo
     assert (found.step, found.sequence) == (2, 5)
     assert ckptd.verify(run / "step-000000001").ok
     # The run's index is written beside, by way of such a name.
-    wait_until(lambda: [p.name for p in root.rglob(".t*-*") if p.name != ".tmp-x"] == [])
+    wait_until(lambda: [p.name for p in paths_below(root) if p.match(".t*-*") and p.name != ".tmp-x"] == [])
 
 
 def leave(path: Path, kind: str, checkpoint: Path) -> None:
