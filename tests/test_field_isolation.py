@@ -107,7 +107,7 @@ def test_tensors_that_another_thread_mutates_only_after_the_call_are_whole(root:
     stop, go = threading.Event(), threading.Event()
 
     def mutate() -> None:
-        go.wait(30)
+        go.wait()
         while not stop.is_set():
             for tensor in tensors:
                 tensor.add_(1)
