@@ -62,8 +62,9 @@ def pushed(fake: FakeDaemon, count: int) -> None:
 
 @pytest.mark.parametrize("on_busy", ["skip", "supersede"])
 def test_the_oldest_that_is_not_being_written_gives_way_and_is_no_error(
-    root: Root, fake: FakeDaemon, on_busy: Any
+    root: Root, fake: FakeDaemon, on_busy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(giving_way, "_ANSWER_S", 60.0)  # however loaded the machine is
     fake.queues = True
     with client_of(root, on_busy=on_busy, on_error="raise") as client:
         first, second = (client.snapshot(step, state_of(step)) for step in (1, 2))
@@ -154,20 +155,21 @@ def test_where_errors_are_raised_a_skip_that_was_asked_for_is_none(root: Root, f
 def test_a_daemon_that_does_not_answer_costs_a_skip_one_answers_time_and_then_nothing(
     root: Root, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(giving_way, "_ANSWER_S", 2.0)
     fake.queues = True
     with pytest.warns(CheckpointWarning), client_of(root, on_busy="skip", close_timeout_s=0.1) as client:
         for step in (1, 2):
             client.snapshot(step, state_of(step))
         pushed(fake, 2)
         fake.stop()
-        took = []
-        for step in range(3, 8):
+        took = list[float]()
+        for answer_s, steps in ((0.5, [3]), (60.0, [4, 5, 6, 7])):
+            monkeypatch.setattr(giving_way, "_ANSWER_S", answer_s)
             began = time.monotonic()
-            assert client.snapshot(step, state_of(step)).state == "skipped"
+            for step in steps:
+                assert client.snapshot(step, state_of(step)).state == "skipped"
             took.append(time.monotonic() - began)
-        assert took[0] >= 2.0
-        assert sum(took[1:]) < 4 * 2.0
+        assert took[0] >= 0.5
+        assert took[1] < 60
 
 
 # --- what the daemon is told ------------------------------------------------------------------------
