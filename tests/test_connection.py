@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -143,15 +144,16 @@ def test_a_connection_that_a_living_daemon_has_ended_is_lost_after_a_while_and_a
 ) -> None:
     connection.ask(wire.Status(id=0), wire.StatusReply, 60)
     monkeypatch.setattr(connection_module, "_CUT_FOR_S", 0.3)
-    for fd in map(
-        int, os.listdir("/proc/self/fd")
-    ):  # the fake is of this process: the sockets that it has accepted
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:
-            named = str(one.getsockname()) == fake.record.endpoint.removeprefix("ipc://")
-            if named and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                one.shutdown(socket.SHUT_RDWR)
+    for fd in map(int, os.listdir("/proc/self/fd")):  # the fake is of this process: what it has accepted
+        with contextlib.suppress(OSError):  # the listing's own is closed
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(fd)) as one:
+                named = str(one.getsockname()) == fake.record.endpoint.removeprefix("ipc://")
+                if named and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    one.shutdown(socket.SHUT_RDWR)
     with pytest.raises(NoDaemon, match="ended the connection"):
-        connection.poll(30)
+        connection.poll(60)
     assert not connection.alive() and fake.record.alive()
     again = connect(root, timeout_s=60)
     again.ask(wire.Status(id=0), wire.StatusReply, 60)
