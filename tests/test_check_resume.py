@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import ckptd
 import jobs_exact
 import jobs_faulty
 from ckptd.errors import InvalidArgument, JobFailed, TimedOut
-from ckptd.proof import processes
 from ckptd.proof.trace import read_trace
 from fake_daemon import wait_until
 
@@ -82,15 +81,22 @@ def test_a_job_that_raises_is_an_error_that_shows_its_traceback(temp: Path) -> N
     assert list(temp.iterdir()) == []
 
 
+def ran_out_of_time(job: Callable[[], Any], come_to: str, shown: str) -> tuple[TimedOut, int]:
+    """What a check says in the end, and the bound in which its run came so far and showed its stack: a busy machine
+    needs a longer one."""
+    for timeout_s in (5, 10, 20, 40):
+        with pytest.raises(TimedOut) as caught:
+            ckptd.check_resume(job, steps=5, timeout_s=timeout_s)
+        if come_to in str(caught.value) and shown in caught.value.__notes__[0]:
+            break
+    return caught.value, timeout_s
+
+
 @pytest.mark.slow
-def test_a_job_that_hangs_is_killed_at_the_bound_and_its_stack_is_shown(
-    temp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "_GRACE_S", 4.0)  # for a busy machine to show it
-    with pytest.raises(TimedOut) as caught:
-        ckptd.check_resume(jobs_faulty.hangs, steps=5, timeout_s=20)
-    assert "the uninterrupted run did not end in time: step 1 of 5 after 20 s" in str(caught.value)
-    (note,) = caught.value.__notes__
+def test_a_job_that_hangs_is_killed_at_the_bound_and_its_stack_is_shown(temp: Path) -> None:
+    error, bound_s = ran_out_of_time(jobs_faulty.hangs, "step 1 of 5", "in losses")
+    assert f"the uninterrupted run did not end in time: step 1 of 5 after {bound_s} s" in str(error)
+    (note,) = error.__notes__
     assert "going to sleep" in note and "jobs_faulty.py" in note and "in losses" in note
     pids = pids_in(note)
     assert len(pids) == 2
