@@ -68,6 +68,15 @@ def flips(name: str, data: bytes) -> Iterator[bytes]:
             yield bytes(changed)
 
 
+def detected(folder: Path, name: str, number: int) -> bool:
+    """By a load; between every eighth change of a file whose hash the index has, by the reading that a load does."""
+    if name == "index.json" or number % 8 == 0:
+        return refused(folder)
+    with CheckpointReader(str(folder)) as reader, pytest.raises(CorruptCheckpoint):
+        reader.read(name)
+    return True
+
+
 @pytest.mark.slow
 def test_a_flip_of_any_byte_of_any_file_is_detected(folder: Path) -> None:
     wanted = load(folder)
@@ -76,7 +85,7 @@ def test_a_flip_of_any_byte_of_any_file_is_detected(folder: Path) -> None:
         data = file.read_bytes()
         for changed in flips(file.name, data):
             file.write_bytes(changed)
-            assert refused(folder), f"{file.name} {count}"
+            assert detected(folder, file.name, count), f"{file.name} {count}"
             count += 1
         file.write_bytes(data)
     assert count > 4000
