@@ -105,9 +105,14 @@ class Copy:
         return Outcome(word, detail, time.monotonic() - begun)
 
 
-#: Each pytest is forked from a process that has imported torch once and nothing of ckptd.
+#: Each pytest is forked from a process that has imported once what takes long, and nothing of ckptd.
 _PYTESTS = multiprocessing.get_context("forkserver")
-_PYTESTS.set_forkserver_preload(["torch", "numpy", "pytest"])
+
+
+def _import_once(tree: Path) -> None:
+    """Torch where the tree needs it, with what the first step of an optimizer imports."""
+    needs_torch = "torch" in (tree / "pyproject.toml").read_text()
+    _PYTESTS.set_forkserver_preload(["pytest", *(["torch", "torch._dynamo", "numpy"] if needs_torch else [])])
 
 
 def _pytest(folder: Path, report: Path, tests: list[str], tracebacks: str) -> None:
@@ -212,6 +217,7 @@ def main(argv: Sequence[str] | None = None, *, tree: Path = TREE, lists: Path = 
 
 def _run(guards: list[Guard], tree: Path, jobs: int) -> int:
     begun = time.monotonic()
+    _import_once(tree)
     with tempfile.TemporaryDirectory(prefix="ckptd-guards-") as folder:
         copies = [Copy(tree, Path(folder) / str(number)) for number in range(min(jobs, len(guards)))]
         faults = untouched_faults(copies[0], guards)

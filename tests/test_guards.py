@@ -37,7 +37,7 @@ QUICK = {
     "5": "a-failed-copy-frees-its-slot",
     "20": "every-file-is-hashed-when-read",
     "21": "rng-is-set-last",
-    "22": "loader-the-sampler-comes-to-the-position-at-once",
+    "22": "loader-a-sampler-that-goes-by-fetches-is-refetched",
     "23": "another-number-of-rates-is-refused",
     "24": "a-missing-parameter-is-refused",
     "25": "every-object-is-asked-beforehand",
