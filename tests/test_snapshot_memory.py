@@ -31,8 +31,10 @@ class Processes:
         self.pids = [os.getpid(), daemon, *children_of(daemon)]
 
     def proportional_bytes(self) -> int:
-        """Memory of all together, what they share counted once."""
-        return sum(_field(pid, "smaps_rollup", "Pss:") for pid in self.pids)
+        """Memory of all together, what they share counted once; without libraries, of which others may have a share."""
+        told = "Pss_Anon:" in Path("/proc/self/smaps_rollup").read_text()  # not by a kernel before 5.9
+        fields = ("Pss_Anon:", "Pss_Shmem:") if told else ("Pss:",)
+        return sum(_field(pid, "smaps_rollup", field) for pid in self.pids for field in fields)
 
     def begin(self) -> dict[int, int]:
         """Let the peaks begin here; returns how much is resident now."""
