@@ -83,11 +83,15 @@ def test_however_the_script_ends_its_last_accepted_step_is_durable(root: Path, e
 @pytest.mark.slow
 def test_an_exit_that_could_not_save_is_loud_and_bounded(root: Path) -> None:
     code = SCRIPT.replace("close_timeout_s=30", "close_timeout_s=0.5").replace("ticket =", STOP_DAEMON)
-    began = time.monotonic()
-    done = run(root, code)
-    assert time.monotonic() - began < 30
-    assert "step 7 may be saved or not" in done.stderr
-    assert "Traceback" not in done.stderr
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(root), ""], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as trainer:
+        assert trainer.stdout is not None and trainer.stdout.readline() == "staged\n"
+        began = time.monotonic()
+        _, errors = trainer.communicate(timeout=250)
+    assert time.monotonic() - began < 30  # of its end alone: its start takes a busy machine as long
+    assert "step 7 may be saved or not" in errors
+    assert "Traceback" not in errors
     record = daemon_of(root)
     assert record is not None
     os.kill(record.pid, signal.SIGCONT)
