@@ -22,7 +22,7 @@ import zmq
 import ckptd
 from ckptd.errors import CheckpointWarning, NoDaemon, OverBudget, SharedMemoryTooSmall
 from ckptd.limits import MAX_CREDIT_BYTES, MAX_FRAME_BYTES
-from ckptd.link import route, stream_sender
+from ckptd.link import giving_way, route, stream_sender
 from ckptd.link.connection import Connection
 from ckptd.link.outgoing import Outgoing, Piece
 from ckptd.link.stream_sender import StreamSender
@@ -278,6 +278,7 @@ def test_an_older_snapshot_that_is_still_here_gives_way_to_a_newer_one(
 
     monkeypatch.setattr(StreamSender, "withdraw", withdraw)
     monkeypatch.setattr(stream_sender, "_LET_GO_S", 60.0)  # however loaded the machine is
+    monkeypatch.setattr(giving_way, "_ANSWER_S", 60.0)
     with (
         ckptd.Client(places, transport="stream", slots=2, on_busy="skip") as client,
         held_at(monkeypatch, 1) as (reached, go_on, _),
