@@ -82,14 +82,14 @@ class Killing:
 
         return call
 
-    def _of_header(self, real: Callable[..., None]) -> Callable[..., None]:
-        def write(slot: Slot, start: int, counter: int, header: Any) -> None:
+    def _of_header(self, real: Callable[..., bytes]) -> Callable[..., bytes]:
+        def write(slot: Slot, start: int, counter: int, header: Any) -> bytes:
             if self._is_last(str(slot.path)):
                 if self._half:
                     packed = slot_header.pack(counter, header)[: slot_header.PACKED_BYTES // 2]
                     slot._all[start : start + len(packed)] = packed
                 kill()
-            real(slot, start, counter, header)
+            return real(slot, start, counter, header)
 
         return write
 

@@ -12,6 +12,8 @@ import torch
 
 import ckptd
 from ckptd.errors import CheckpointWarning, StateMismatch
+from ckptd.tensors.number_lists import pack_numbers
+from ckptd.tensors.rng import packed_rng_state
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +50,13 @@ def test_capturing_draws_nothing() -> None:
     for _ in range(3):
         ckptd.capture_rng_state()
     assert draws() == first
+
+
+def test_a_snapshot_has_the_generators_words_packed_as_their_lists_would_be() -> None:
+    lists, packed = ckptd.capture_rng_state(), packed_rng_state()
+    assert packed["python"] == [lists["python"][0], pack_numbers(lists["python"][1]), lists["python"][2]]
+    assert packed["numpy"] == ["MT19937", pack_numbers(lists["numpy"][1]), *lists["numpy"][2:]]
+    assert torch.equal(packed["torch"], lists["torch"]) and packed["cuda"] == lists["cuda"]
 
 
 def test_the_state_is_loaded_by_weights_only() -> None:

@@ -3,14 +3,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ckptd.errors import ProtocolError, SharedMemoryTooSmall
 from ckptd.snapshot import slot_header
-from ckptd.snapshot.slots import HEADER_BYTES, Slot, SlotState, needed_bytes
+from ckptd.snapshot.slots import HEADER_BYTES, Slot, SlotHeader, SlotState, needed_bytes
 
 CLIENT = "ab" * 16
 
@@ -52,6 +52,30 @@ def test_a_snapshot_goes_through_the_four_states_and_comes_back_whole(slot: Slot
     assert slot.header().state is SlotState.FREE
     assert slot.begin(CLIENT, "gpt", 8).generation == 2
     assert slot.header().sequence == 0
+    other.close()
+
+
+def test_a_header_is_taken_apart_once_and_again_when_somebody_else_has_changed_it(
+    slot: Slot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, calls = Slot.open(slot.path), 0
+    newest = slot_header.newest
+
+    def counted(page: bytes, fits: Callable[[SlotHeader], bool]) -> tuple[int, int, SlotHeader] | None:
+        nonlocal calls
+        calls += 1
+        return newest(page, fits)
+
+    monkeypatch.setattr(slot_header, "newest", counted)
+    slot.header()
+    slot.begin(CLIENT, "gpt", 7)
+    slot.data[:3] = b"abc"
+    slot.seal(b"the descriptor", 3)
+    assert slot.header().state is SlotState.SEALED
+    assert calls == 1  # what it writes itself it needn't read
+    assert other.accept(12).state is SlotState.SEALED
+    assert other.header() == slot.header() and slot.header().sequence == 12
+    assert calls == 3
     other.close()
 
 

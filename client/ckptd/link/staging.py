@@ -135,11 +135,12 @@ class SlotSet:
 
     def find_free(self, size: int) -> Slot | None:
         """The smallest free slot of at least `size` bytes whose file is there: else nobody could adopt what it holds."""
-        for slot in self._free():
-            if not slot.in_place():
-                self.give_up(slot)
-        free = [slot for slot in self._free() if slot.capacity >= size]
-        return min(free, key=lambda slot: slot.capacity, default=None)
+        large_enough = [slot for slot in self._free() if slot.capacity >= size]
+        for slot in sorted(large_enough, key=lambda slot: slot.capacity):
+            if slot.in_place():
+                return slot
+            self.give_up(slot)
+        return None
 
     def must_grow(self, size: int, count: int) -> bool:
         """Whether the daemon has something to make: a slot is missing, or a free one is too small."""

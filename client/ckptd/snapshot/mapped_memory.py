@@ -44,7 +44,7 @@ class MappedMemory(mmap.mmap):
     def in_place(self, path: Path) -> bool:
         """Whether its file is the one at `path` still, as far as that can be told."""
         try:
-            found = path.lstat()
+            found = os.lstat(path)
         except FileNotFoundError:
             return self.file is None
         except OSError:

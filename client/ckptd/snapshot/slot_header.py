@@ -30,6 +30,7 @@ _NO_CLIENT: Final = bytes(16)
 COPIES: Final = (0, PAGE_ALIGNMENT // 2)  #: where in page 0 the two copies begin
 MAX_NUMBER: Final = 2**63 - 1  #: of every number in a header; one more still fits its field
 PACKED_BYTES: Final = _FIELDS.size + _CRC.size  #: length of one copy
+COPIES_END: Final = COPIES[-1] + PACKED_BYTES  #: behind the later one
 
 
 class SlotState(IntEnum):

@@ -53,6 +53,7 @@ class Slot:
         self._mapping = mapping
         mapping.watch()
         self._changing = threading.Lock()
+        self._read: tuple[bytes, tuple[int, int, SlotHeader]] | None = None  # see _newest
         self._all = memoryview(mapping)
         self.data = self._all[HEADER_BYTES:]
 
@@ -148,7 +149,7 @@ class Slot:
 
     def header(self) -> SlotHeader:
         """The newest whole header. Raises ProtocolError when neither copy is one."""
-        return self._newest()[2]
+        return self._newest()[1][2]
 
     def begin(self, client_id: str, run: str, snapshot: int) -> SlotHeader:
         """FREE → FILLING. The header returned has the generation a push names. ProtocolError if not FREE."""
@@ -222,7 +223,7 @@ class Slot:
     def prove(self, proof: Proof) -> None:
         """Record what the data hashed to. Of the daemon only; nothing happens if the slot was filled again."""
         with self._changing:
-            if self._newest()[2].generation == proof.generation:
+            if self.header().generation == proof.generation:
                 self._all[PROOF_AT : PROOF_AT + PROOF_BYTES] = slot_proof.pack(proof)
 
     def proof(self) -> Proof | None:
@@ -271,14 +272,16 @@ class Slot:
     def _change(self, change: Callable[[SlotHeader], SlotHeader], *states: SlotState) -> SlotHeader:
         """Write the header that `change` makes of the newest one, whose state must be one of `states`."""
         with self._changing:  # the daemon's loop and its disk thread may both have something to say
-            counter, start, old = self._newest()
+            page, (counter, start, old) = self._newest()
             self._check(old, *states)
             new = change(old)
             if counter >= slot_header.MAX_NUMBER or new.generation > slot_header.MAX_NUMBER:
                 raise ProtocolError(
                     "the header's counters are used up", where=self.name, todo="remove the slot"
                 )
-            self._write(COPIES[1] if start == COPIES[0] else COPIES[0], counter + 1, new)
+            start = COPIES[1] if start == COPIES[0] else COPIES[0]
+            copy = self._write(start, counter + 1, new)
+            self._read = page[:start] + copy + page[start + len(copy) :], (counter + 1, start, new)
         return new
 
     def _check(self, header: SlotHeader, *states: SlotState) -> None:
@@ -286,14 +289,22 @@ class Slot:
             seen, wanted = header.state.name.lower(), " or ".join(state.name.lower() for state in states)
             raise ProtocolError("slot in the wrong state", where=self.name, seen=seen, wanted=wanted)
 
-    def _newest(self) -> tuple[int, int, SlotHeader]:
-        found = slot_header.newest(self._all, self._fits)
+    def _newest(self) -> tuple[bytes, tuple[int, int, SlotHeader]]:
+        """Page 0 and what it says: counter, start and header of its newest copy."""
+        # The same bytes say the same: they are read each time, and taken apart once.
+        page, read = bytes(self._all[: slot_header.COPIES_END]), self._read
+        if read is not None and read[0] == page:
+            return read
+        found = slot_header.newest(page, self._fits)
         if found is None:
             raise ProtocolError("no whole header", where=self.name, todo="the slot can't be used any more")
-        return found
+        self._read = read = page, found
+        return read
 
     def _fits(self, header: SlotHeader) -> bool:
         return needed_bytes(header.data_bytes, header.descriptor_bytes) <= self.capacity
 
-    def _write(self, start: int, counter: int, header: SlotHeader) -> None:
-        self._all[start : start + slot_header.PACKED_BYTES] = slot_header.pack(counter, header)
+    def _write(self, start: int, counter: int, header: SlotHeader) -> bytes:
+        copy = slot_header.pack(counter, header)
+        self._all[start : start + len(copy)] = copy
+        return copy

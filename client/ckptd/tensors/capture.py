@@ -21,7 +21,7 @@ from ckptd.format.storage_types import DTYPE_NAMES
 from ckptd.snapshot import keypath
 from ckptd.snapshot.descriptor import TensorSpec
 from ckptd.snapshot.keypath import Path
-from ckptd.snapshot.values import SCALARS, DeviceValue, DtypeValue, SizeValue
+from ckptd.snapshot.values import SCALARS, DeviceValue, DtypeValue, PackedNumbers, SizeValue
 from ckptd.tensors import tags
 from ckptd.tensors.advice import advice, has_method
 from ckptd.tensors.collector import collector_held
@@ -32,7 +32,7 @@ from ckptd.tensors.nesting import check_depth
 from ckptd.tensors.number_lists import pack_numbers
 from ckptd.tensors.optim import held_optimizer, name_parameters, optimizer_to_plain
 from ckptd.tensors.plain_keys import check_element, check_key
-from ckptd.tensors.rng import capture_rng_state
+from ckptd.tensors.rng import packed_rng_state
 from ckptd.tensors.tensor_rows import TensorRows
 
 #: Top-level names that the files use themselves.
@@ -76,7 +76,7 @@ def capture(state: Mapping[Any, Any], *, rng: bool = True) -> Captured:
     """
     _check_top(state)
     with collector_held():
-        random_state = capture_rng_state() if rng else None
+        random_state = packed_rng_state() if rng else None
         walker = _Walker(state)
         plain = {check_key(name, ()): walker.store(value, (name,)) for name, value in state.items()}
         if random_state is not None:
@@ -175,6 +175,9 @@ class _Walker:
         packed = pack_numbers(value) if len(value) >= _PACK_FROM_ITEMS else None
         return packed or [self.store(item, (*path, index)) for index, item in enumerate(value)]
 
+    def _store_packed(self, value: PackedNumbers, path: Path) -> Any:
+        return value  # as packed_rng_state() gives it
+
     def _store_tuple(self, value: tuple[Any, ...], path: Path) -> Any:
         return tuple(self.store(item, (*path, index)) for index, item in enumerate(value))
 
@@ -231,6 +234,7 @@ _HANDLERS: Final[dict[type, Callable[[_Walker, Any, Path], Any]]] = {
     dict: _Walker._store_dict,
     OrderedDict: _Walker._store_ordered_dict,
     list: _Walker._store_list,
+    PackedNumbers: _Walker._store_packed,
     tuple: _Walker._store_tuple,
     set: _Walker._store_set,
     torch.Size: _Walker._store_size,

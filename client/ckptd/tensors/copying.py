@@ -61,16 +61,20 @@ def copy_tensors(
         return
     owned = (row for row in rows if row.alias_of is None)
     large, small, others = _sorted_out(zip(owned, sources, strict=True), region.ctypes.data)
-    base = torch.from_numpy(region)
 
     def by_this_thread() -> None:
         for to, source, nbytes in zip(*small, strict=True):
             ctypes.memmove(to, source, nbytes)
-        with torch.no_grad():
-            for row, other in others:
-                _copy(row, other, base)
+        if others:
+            base = torch.from_numpy(region)
+            with torch.no_grad():
+                for row, other in others:
+                    _copy(row, other, base)
 
-    (threads or CopyThreads(0)).move(large, by_this_thread)
+    if large:
+        (threads or CopyThreads(0)).move(large, by_this_thread)
+    else:
+        by_this_thread()
 
 
 def _sorted_out(
