@@ -753,11 +753,11 @@ def test_an_autostarted_daemon_leaves_when_idle_and_not_while_a_client_is_attach
     daemon, client = None, None
     while client is None:  # on a busy machine it is idle for too long before anybody comes
         with contextlib.suppress(CkptdError, AssertionError):
-            daemon = start("--autostarted", "--idle-exit-s", "1.0")
+            daemon = start("--autostarted", "--idle-exit-s", "0.5")
             client = connected()
     assert daemon is not None
     with pytest.raises(subprocess.TimeoutExpired):
-        daemon.wait(3.0)
+        daemon.wait(1.5)
     client.detach()
     assert daemon.wait() == 0
     assert nothing_is_left(places)
