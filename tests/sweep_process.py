@@ -46,7 +46,7 @@ def in_process(act: Callable[[], None]) -> int:
     if pid == 0:
         code = 1
         try:
-            signal.alarm(60)
+            signal.alarm(200)  # what hangs dies of it
             act()
             code = 0
         except BaseException:
