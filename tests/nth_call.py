@@ -315,7 +315,7 @@ def obey_in_this_process() -> None:
     if not folder:
         return
     said = " ".join(sys.orig_argv)
-    who = "verifier" if "verify.verifier" in said else "daemon" if "ckptd_daemon" in said else "trainer"
+    who = "verifier" if "ckptd_daemon.verify" in said else "daemon" if "ckptd_daemon" in said else "trainer"
     stand_in = Failing(orders_of(Path(folder), who), os.environ[_BELOW_ENV].split(os.pathsep))
     from ckptd.disk import write_mode
 

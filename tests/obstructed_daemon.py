@@ -17,7 +17,7 @@ from told_signals import hearing_ctrl_c
 _SCRIPT = """
 import errno, fnmatch, os, sys, time
 from pathlib import Path
-from ckptd_daemon.__main__ import main
+from ckptd_daemon.core.command import main
 
 orders, write, pwritev, mkdir, opens = Path(sys.argv.pop(1)), os.write, os.pwritev, os.mkdir, os.open
 

@@ -215,7 +215,7 @@ def test_keep_last_one_keeps_the_good_one_until_its_successor_is_verified(
 
 _FULL_DISK = """
 import errno, os, sys
-from ckptd_daemon.__main__ import main
+from ckptd_daemon.core.command import main
 
 limit, write = int(sys.argv.pop(1)), os.write
 

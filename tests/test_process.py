@@ -7,7 +7,7 @@ import pytest
 
 from ckptd.disk.rootdir import Root
 from ckptd.errors import InvalidArgument
-from ckptd_daemon.__main__ import _settings
+from ckptd_daemon.core.command import _settings
 from ckptd_daemon.core.daemon_settings import DEFAULT_IDLE_EXIT_S, DaemonSettings
 from ckptd_daemon.series.policy import RetentionPolicy
 from ckptd_daemon.series.settings_file import read_settings

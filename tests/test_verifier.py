@@ -317,7 +317,7 @@ def test_without_watches_or_instances_it_polls_and_names_the_limit(
 ) -> None:
     first = made.commit(1).name
     command = [
-        sys.executable, "-m", "ckptd_daemon.verify.verifier", "--root", str(made.root.path),
+        sys.executable, "-m", "ckptd_daemon.verify", "--root", str(made.root.path),
         "--parent", str(os.getpid()), "--rescan-s", "600", "--poll-s", "0.1", "--settle-s", "0.05",
     ]  # fmt: skip
     shell = f'echo {value} > /proc/sys/user/{limit} || exit 77; exec "$@"'

@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(1, str(Path(__file__).resolve().parent.parent.parent / "tests"))
 
-from ckptd_daemon.__main__ import main
+from ckptd_daemon.core.command import main
 from killing import Killing
 
 if __name__ == "__main__":

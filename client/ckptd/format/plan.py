@@ -69,6 +69,8 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
+    """A file's plan, and where in it the bytes of tensors begin."""
+
     file: FilePlan
     offsets: dict[int, int]  #: tensor row → byte in the file
 
@@ -105,6 +107,8 @@ def _stamp(d: Descriptor) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
+    """The tensors of one shard."""
+
     component: str
     number: int
     keys: dict[int, str]  #: tensor row → its key in this shard

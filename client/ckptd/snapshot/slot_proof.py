@@ -13,7 +13,6 @@ import hashlib
 import struct
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -93,5 +92,7 @@ def hash_of(read: Callable[[int, int], bytearray | memoryview], data_bytes: int,
     starts = range(0, data_bytes, _PIECE_BYTES)
     if threads == 1:
         return hashlib.sha256(b"".join(map(digest, starts))).hexdigest()
+    from concurrent.futures import ThreadPoolExecutor  # a daemon, which proves with one thread, does without
+
     with ThreadPoolExecutor(threads, thread_name_prefix="ckptd-proof") as pool:
         return hashlib.sha256(b"".join(pool.map(digest, starts))).hexdigest()

@@ -32,7 +32,7 @@ from ckptd_daemon.core.late_slots import LateSlots
 from ckptd_daemon.core.logs import Logs, say_log
 from ckptd_daemon.core.lookup import Lookup
 from ckptd_daemon.core.loopback import Doorkeeper, Keys, check_listen
-from ckptd_daemon.core.own_memory import OwnMemory
+from ckptd_daemon.core.own_memory import OwnMemory, give_back
 from ckptd_daemon.core.pipeline import Pipeline
 from ckptd_daemon.core.proofs import Proofs
 from ckptd_daemon.core.publication import Publication
@@ -141,6 +141,7 @@ class Daemon:
                 clients.pipeline.opened(run, known)
             adopted = recovery.adopt(self._disk, clients, self._pool)
             gc.freeze()  # what is known of thousands of checkpoints stays: no collection need go through it
+            give_back()  # what it took to compile and to recover
             publication = self._publication(endpoint, inlet)
             server = self._server(endpoint, inlet, clients, publication)
             leaving.callback(self._verifier.stop)

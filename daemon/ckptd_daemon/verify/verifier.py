@@ -1,4 +1,4 @@
-"""The verifier: `python -m ckptd_daemon.verify.verifier`, a process that re-reads checkpoints and reports.
+"""The verifier: `python -m ckptd_daemon.verify`, a process that re-reads checkpoints and reports.
 
 It never changes the root: it reads the medium, not the page cache, and tells its parent, who holds the lock
 and acts. It learns of checkpoints in four ways: the parent asks; events (`watch`); a listing of everything at
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import getopt
 import logging
 import math
 import os
@@ -30,7 +29,6 @@ from typing import Final
 from ckptd.disk.crew import in_one_step
 from ckptd.disk.verification import Report, check, stat_signature
 from ckptd.errors import CkptdError, ProtocolError
-from ckptd.memory_calls import allocate_from_one_heap
 from ckptd.names import parse_step_folder
 from ckptd_daemon.verify.backlog import Backlog, Job
 from ckptd_daemon.verify.listing import ages_of_verified, folders_of, runs_of
@@ -52,7 +50,6 @@ from ckptd_daemon.verify.watch import Watch
 _PR_SET_PDEATHSIG: Final = 1
 _RETRY_EVENTS_S: Final = 60.0  #: how long it polls before it tries events again
 _SECONDS: Final = ("--rescan-s", "--poll-s", "--settle-s", "--scrub-every-s")
-_OPTIONS: Final = [f"{name.removeprefix('--')}=" for name in ("--root", "--parent", *_SECONDS)]
 _LISTING_SHARE: Final = 20.0  #: listing everything takes at most 1/20 of the time, however many there are
 
 
@@ -279,8 +276,8 @@ def _live_as_child(parent: int) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run the verifier; the arguments are those that `Verifier` gives, read without argparse, which is half a megabyte."""
-    given = dict(getopt.getopt(argv, "", _OPTIONS)[0])
+    """Run the verifier; the arguments are those that `Verifier` gives: each name is followed by its value."""
+    given = dict(zip(argv[::2], argv[1::2], strict=True))
     seconds = {name: float(given.get(name, 0.0)) for name in _SECONDS}
     _live_as_child(int(given["--parent"]))
     loop = VerifierLoop(
@@ -292,8 +289,3 @@ def main(argv: list[str]) -> None:
     if seconds["--scrub-every-s"]:
         threading.Thread(target=_run_or_end, args=(loop.scrub,), name="scrub", daemon=True).start()
     loop.run()
-
-
-if __name__ == "__main__":
-    allocate_from_one_heap()
-    main(sys.argv[1:])

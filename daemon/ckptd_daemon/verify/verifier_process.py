@@ -173,7 +173,7 @@ class Verifier:
     def _spawn(self) -> None:
         rescan_s, poll_s, settle_s, scrub_every_s = self._timing
         command = [
-            sys.executable, "-P", "-m", "ckptd_daemon.verify.verifier", "--root", str(self._root),
+            sys.executable, "-P", "-m", "ckptd_daemon.verify", "--root", str(self._root),
             "--parent", str(os.getpid()),
             "--rescan-s", str(rescan_s), "--poll-s", str(poll_s), "--settle-s", str(settle_s),
             "--scrub-every-s", str(scrub_every_s),
