@@ -11,6 +11,7 @@ import errno
 import hashlib
 import mmap
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from types import TracebackType
@@ -19,6 +20,7 @@ from typing import Final
 from ckptd.disk.cold_read import is_cold, pieces_into
 from ckptd.disk.entry import read_failed
 from ckptd.disk.folder_files import close_all, open_file, open_folder
+from ckptd.disk.head_start import HEAD_BYTES, HeadStart
 from ckptd.disk.index_files import refuse_other_step
 from ckptd.disk.read_ahead import NotDirect, direct
 from ckptd.disk.read_blocks import blocks, fill, read_block
@@ -29,6 +31,8 @@ from ckptd.names import META_FILE, TABLE_FILE
 
 #: With more files than this each is opened when it is read: a process has few descriptors, and needs some.
 _OPEN_AT_ONCE: Final = 64
+#: So many files get a head start at most: 32 MiB of memory, whatever the size of the checkpoint.
+_MOST_HEADS: Final = 4
 
 
 class CheckpointReader:
@@ -52,7 +56,7 @@ class CheckpointReader:
             ReadFailed: It can't be read now: an I/O error, no permission, no descriptors.
         """
         self.path = os.path.realpath(path)
-        self._stack = ExitStack()
+        self._stack, self._heads = ExitStack(), dict[str, HeadStart]()
         try:
             self._folder = self._open_folder()
             try:
@@ -85,11 +89,29 @@ class CheckpointReader:
 
     def close(self) -> None:
         self._stack.close()
+        self._heads.clear()
 
     @property
     def files(self) -> tuple[str, ...]:
         """Names of the files that were opened."""
         return tuple(self._wanted)
+
+    def begin(self) -> None:
+        """Have the largest shards read and hashed a little way by threads, for `read_into` to go on from there.
+
+        Nothing of it is seen before: it takes at most four times HEAD_BYTES of memory, and `close` waits for the threads.
+        """
+        if self.index.layout == "single" or not self._fds:
+            return  # its file is read at once
+        with suppress(OSError):  # it is advice
+            for name in (TABLE_FILE, META_FILE):  # are wanted first
+                os.posix_fadvise(self._fds[name], 0, 0, os.POSIX_FADV_WILLNEED)
+        sizes = sorted((size, name) for name, (size, _) in self._wanted.items() if size > HEAD_BYTES)
+        cpus = threading.Semaphore(max(1, len(os.sched_getaffinity(0)) - 1))
+        for size, name in sizes[-_most_heads() :]:
+            with suppress(OSError, RuntimeError):  # no memory, or no thread: then it is read like the others
+                head = self._heads[name] = HeadStart(self._fds[name], size, cpus)
+                self._stack.callback(head.wait)
 
     def read(self, name: str) -> bytes:
         """The whole content of a file.
@@ -113,9 +135,12 @@ class CheckpointReader:
             ReadFailed: It can't be read now; neither must that.
         """
         size, wanted = self._wanted[name]
-        digest = hashlib.sha256()
         with self._reading(name) as fd:
-            for chunk in _chunks(fd, spans, size):
+            digest, at, cold = hashlib.sha256(), 0, None
+            if (head := self._heads.pop(name, None)) is not None:
+                digest, at, spans = head.pour(spans)
+                cold = head.cold
+            for chunk in _chunks(fd, spans, size, at, cold=is_cold(fd, size) if cold is None else cold):
                 digest.update(chunk)
         if digest.hexdigest() != wanted:
             raise CorruptCheckpoint(
@@ -153,6 +178,8 @@ class CheckpointReader:
         size = self._wanted[name][0]
         try:
             with self._opened(name) as fd:
+                if name in self._heads:
+                    self._heads[name].wait()
                 self._check_size(name, os.fstat(fd).st_size, size)
                 try:
                     yield fd
@@ -233,16 +260,21 @@ class CheckpointReader:
         return read_failed(error, where)
 
 
-def _chunks(fd: int, spans: Sequence[Span], size: int) -> Iterator[memoryview]:
-    """Read the whole file, its spans into their memory; its bytes in their order."""
-    if is_cold(fd, size):
+def _chunks(fd: int, spans: Sequence[Span], size: int, at: int, *, cold: bool) -> Iterator[memoryview]:
+    """Read a file from `at` on, its spans into their memory; its bytes in their order."""
+    if cold:
         with direct(fd) as is_direct:
             if is_direct:
                 with suppress(NotDirect):
-                    yield from pieces_into(fd, spans, size)
+                    yield from pieces_into(fd, spans, size, at)
                     return
-    for block in blocks(spans, size):
+    for block in blocks(spans, size, at):
         yield from read_block(fd, block)
+
+
+def _most_heads() -> int:
+    """More than there are CPUs to hash them would only be in each other's way."""
+    return min(len(os.sched_getaffinity(0)), _MOST_HEADS)
 
 
 def _wanted_files(index: CheckpointIndex, only: set[str] | None) -> dict[str, tuple[int, str]]:

@@ -17,9 +17,9 @@ from ckptd.disk.read_buffers import BUFFER_BYTES
 from ckptd.disk.reader import Span
 from ckptd.memory_calls import mapped, residency
 
-__all__ = ["is_cold", "pieces_into"]
+__all__ = ["filled", "is_cold", "pieces_into"]
 
-_LOOKED_AT: Final = 64  #: pages of a file, evenly spread
+_LOOKED_AT: Final = 32  #: pages of a file, evenly spread
 #: What torchrun, srun and mpirun say of how many processes of a job are on this node: they restore the same files, and
 #: of all but one that finds them in the page cache.
 _RANKS_HERE: Final = ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
@@ -39,23 +39,33 @@ def is_cold(fd: int, size: int) -> bool:
         return 2 * sum(one is None or bool(one[0] & 1) for one in seen) < len(seen)
 
 
-def pieces_into(fd: int, spans: Sequence[Span], size: int) -> Iterator[memoryview]:
-    """Read the whole file, its spans into their memory; its bytes, piece by piece, in their order.
+def pieces_into(fd: int, spans: Sequence[Span], size: int, at: int = 0) -> Iterator[memoryview]:
+    """Read the file from `at` on, its spans into their memory; its bytes, piece by piece, in their order.
 
     Args:
         fd: Open for reading, with O_DIRECT.
-        spans: Ascending, without overlap, inside the file. Filled in this order.
+        spans: Ascending, without overlap, from `at` on. Filled in this order.
         size: Of the file.
+        at: A multiple of 4096.
 
     Raises:
         NotDirect: Nothing was read, and no span was begun.
         EOFError, OSError: As for pieces_ahead.
     """
-    filling, at = _Filling(spans), 0
-    for piece in pieces_ahead(fd, size):
+    filling = _Filling(spans)
+    for piece in pieces_ahead(fd, size, at):
         yield piece
         filling.take(piece, at)
         at += len(piece)
+
+
+def filled(spans: Sequence[Span], head: memoryview) -> Sequence[Span]:
+    """Put the first bytes of a file into its spans; what of them is still to be read."""
+    if not head:
+        return spans
+    filling = _Filling(spans)
+    filling.take(head, 0)
+    return filling.rest(len(head))
 
 
 class _Filling:
@@ -86,6 +96,14 @@ class _Filling:
             if span.done is not None:
                 span.done()
             self._next()
+
+    def rest(self, at: int) -> list[Span]:
+        """What isn't filled once all before `at` is; the first one may have begun."""
+        if (span := self._span) is None:
+            return []
+        if self._begun:
+            span = Span(at, span.into[at - span.offset :], done=span.done)
+        return [span, *self._spans]
 
 
 def _address(memory: memoryview) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterator
 
 from ckptd.disk.read_buffers import BUFFER_BYTES, buffer_pair
 
-__all__ = ["NotDirect", "direct", "pieces_ahead"]
+__all__ = ["NotDirect", "direct", "pieces_ahead", "read_fully"]
 
 
 class NotDirect(Exception):
@@ -37,28 +37,28 @@ def direct(fd: int) -> Iterator[bool]:
         _set_flags(fd, flags)
 
 
-def pieces_ahead(fd: int, size: int) -> Generator[memoryview, None, None]:
-    """The first `size` bytes of a file, piece by piece; each is there until the next is asked for.
+def pieces_ahead(fd: int, size: int, at: int = 0) -> Generator[memoryview, None, None]:
+    """The bytes of a file from `at` up to `size`, piece by piece; each is there until the next is asked for.
 
     Another thread may ask for the next than did before: what is left is read at the priority of that one.
 
     Args:
         fd: Open for reading, with O_DIRECT or without; its offset doesn't matter and isn't moved.
-        size: In bytes.
+        size: Of the file.
+        at: Where to begin; with O_DIRECT a multiple of 4096.
 
     Raises:
-        NotDirect: Nothing was read.
+        NotDirect: Nothing was read, from the beginning of the file.
         EOFError: The file ends before.
         OSError: It can't be read, or there is no memory.
     """
     with buffer_pair() as buffers:
-        if size <= BUFFER_BYTES:  # a thread costs more than it hides
-            if size:
-                yield buffers[0][: _read(fd, buffers[0], 0, size)]
+        if size - at <= BUFFER_BYTES:  # a thread costs more than it hides
+            if size > at:
+                yield buffers[0][: read_fully(fd, buffers[0], at, size)]
             return
-        ahead = _Ahead(fd, size, buffers)
+        ahead = _Ahead(fd, size, at, buffers)
         try:
-            at = 0
             while at < size:
                 buffer, count = ahead.next()
                 yield buffer[:count]
@@ -79,8 +79,8 @@ def _set_flags(fd: int, flags: int) -> bool:
 class _Ahead:
     """Fills free buffers with what comes next, in a thread that the one which wants it has started."""
 
-    def __init__(self, fd: int, size: int, buffers: tuple[memoryview, memoryview]) -> None:
-        self._fd, self._size, self._at = fd, size, 0
+    def __init__(self, fd: int, size: int, at: int, buffers: tuple[memoryview, memoryview]) -> None:
+        self._fd, self._size, self._at = fd, size, at
         self._free: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
         self._full: queue.SimpleQueue[tuple[memoryview, int] | BaseException] = queue.SimpleQueue()
         for buffer in buffers:
@@ -130,13 +130,13 @@ class _Ahead:
         """Fill the next free buffer; False when there is nothing more to read, or no more is wanted."""
         if self._at >= self._size or (buffer := self._free.get()) is None:
             return False
-        count = _read(self._fd, buffer, self._at, self._size)
+        count = read_fully(self._fd, buffer, self._at, self._size)
         self._at += count
         self._full.put((buffer, count))
         return True
 
 
-def _read(fd: int, buffer: memoryview, at: int, size: int) -> int:
+def read_fully(fd: int, buffer: memoryview, at: int, size: int) -> int:
     """Fill the buffer, or up to the end of the file: a short read in the middle is continued."""
     wanted = min(len(buffer), size - at)
     got = 0

@@ -29,9 +29,8 @@ class Block:
     in_place: bool
 
 
-def blocks(spans: Sequence[Span], size: int) -> Iterator[Block]:
-    """What to read, one after the other, to have all of a file of this size and its spans in place."""
-    at = 0
+def blocks(spans: Sequence[Span], size: int, at: int = 0) -> Iterator[Block]:
+    """What to read, one after the other, to have a file of this size from `at` on and its spans in place."""
     small: list[Span] = []
     for span in spans:
         end = span.offset + span.into.nbytes

@@ -17,7 +17,7 @@ from typing import Final
 
 from ckptd.limits import MIB
 
-__all__ = ["BUFFER_BYTES", "buffer_pair"]
+__all__ = ["BUFFER_BYTES", "buffer_pair", "new_buffer"]
 
 #: Of one of a pair. Two pairs are most of what a verifier takes beside itself; larger ones hardly read faster.
 BUFFER_BYTES: Final = 1 * MIB
@@ -39,7 +39,7 @@ def buffer_pair() -> Iterator[tuple[memoryview, memoryview]]:
     """
     with _changing:
         both = _free.pop() if _free else None
-    both = _new() if both is None else both
+    both = new_buffer(_PAIR_BYTES) if both is None else both
     try:
         yield both[:BUFFER_BYTES], both[BUFFER_BYTES : 2 * BUFFER_BYTES]
     finally:
@@ -48,10 +48,10 @@ def buffer_pair() -> Iterator[tuple[memoryview, memoryview]]:
                 _free.append(both)
 
 
-def _new() -> memoryview:
-    """Private memory, aligned so that it can be a huge page; as much again is address space that is never touched."""
-    mapping = mmap.mmap(-1, 2 * _PAIR_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def new_buffer(size: int) -> memoryview:
+    """Private memory, aligned so that it can be huge pages; beside it is address space that is never touched."""
+    mapping = mmap.mmap(-1, size + _PAIR_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without them
         mapping.madvise(mmap.MADV_HUGEPAGE)
     start = -ctypes.addressof(ctypes.c_char.from_buffer(mapping)) % _PAIR_BYTES
-    return memoryview(mapping)[start : start + _PAIR_BYTES]
+    return memoryview(mapping)[start : start + size]

@@ -109,6 +109,7 @@ def _opened(
         if mapped and reader.index.layout == "sharded":
             yield load_mapped(reader, device, only)
         else:
+            reader.begin()
             yield load_from(reader, device, only, absent_ok=absent_ok, lazily=lazily)
 
 

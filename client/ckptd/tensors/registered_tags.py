@@ -232,7 +232,7 @@ def unbuilt_in(value: Any, path: Path) -> Iterator[tuple[Path, Unbuilt]]:
 
 def items_below(value: Any) -> Iterable[tuple[Any, Any]]:
     """What a container of a state holds, with its key, index or field; nothing for anything else."""
-    if isinstance(value, Mapping):
+    if type(value) is dict or isinstance(value, Mapping):  # of an abstract class it takes ten times as long
         return value.items()
     if isinstance(value, (list, tuple, deque)):
         return enumerate(value)

@@ -41,6 +41,8 @@ def tie_across_files(
     Raises:
         CorruptCheckpoint: Tensors that the table ties differ in dtype, shape, strides or a byte.
     """
+    if all(row.alias_of is None for row in rows):
+        return
     groups: dict[bytes, list[TensorRow]] = {}
     for row in rows:
         if row.bytes:
