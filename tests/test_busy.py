@@ -160,6 +160,7 @@ def test_a_daemon_that_does_not_answer_costs_a_skip_one_answers_time_and_then_no
         for step in (1, 2):
             client.snapshot(step, state_of(step))
         pushed(fake, 2)
+        client.status()  # all that it has said is heard: who hears of it meanwhile waits once more
         fake.stop()
         took = list[float]()
         for answer_s, steps in ((0.5, [3]), (60.0, [4, 5, 6, 7])):
