@@ -4,6 +4,7 @@ import errno
 import os
 import stat
 from collections.abc import Generator, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,14 @@ def test_what_the_last_look_at_the_bytes_refuses_leaves_nothing_and_comes_after_
     with pytest.raises(ProtocolError, match="damaged"):
         commit_snapshot(writer.run_dir, d, data_for(7), writer.position(d), check=refuses)
     assert seen == sorted([*(file.path for file in plan_checkpoint(d).files), "tensors.json"])
+    assert names(writer.run_dir) == before
+
+
+def test_an_index_that_no_reader_would_take_is_not_committed_and_leaves_nothing(writer: Writer) -> None:
+    d, before = descriptor(7), names(writer.run_dir)
+    ends_elsewhere = replace(writer.position(d), lineage=((5, 9),))
+    with pytest.raises(SaveFailed, match="its index would be refused"):
+        commit_snapshot(writer.run_dir, d, data_for(7), ends_elsewhere)
     assert names(writer.run_dir) == before
 
 

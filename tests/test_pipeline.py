@@ -115,7 +115,7 @@ def test_the_slot_is_free_before_the_acknowledgement_and_the_index_comes_after(r
     rig.settle()
     rig.settle()
     assert rig.events[:4] == ["committed 1", "told 1 committed slot free", "added step-000000001", "index"]
-    assert rig.words(1) == ["writing", "committed"]
+    assert rig.words(1) == ["committed"]
     assert rig.verify_asked == [("default", "step-000000001")]
     assert snapshot.state is State.COMMITTED
 
@@ -172,6 +172,16 @@ def test_a_header_with_an_absurd_sequence_does_not_set_the_counter(rig: Rig) -> 
     assert rig.pipeline.accept(old, old.header(), sequence=2**63).sequence == 1
 
 
+def test_that_a_write_has_begun_is_told_while_it_lasts(rig: Rig) -> None:
+    with rig.commit.held:
+        rig.accept(rig.sealed(CLIENT, 1))
+        assert rig.commit.begun.wait(60)
+        rig.disk.worker.deliver()
+        assert rig.words(1) == ["writing"]
+    rig.settle()
+    assert rig.words(1) == ["writing", "committed"]
+
+
 @pytest.mark.parametrize(
     "error", [NoSpace("full"), SaveFailed("I/O error"), OSError(5, "I/O"), MemoryError()]
 )
@@ -182,7 +192,7 @@ def test_a_failure_is_told_to_a_live_client_and_its_slot_is_free_again(rig: Rig,
     snapshot = rig.accept(slot)
     rig.settle()
     assert snapshot.state is State.FAILED and isinstance(snapshot.error, (NoSpace, SaveFailed))
-    assert rig.words(1) == ["writing", "failed"]
+    assert rig.words(1) == ["failed"]
     assert slot.header().state is SlotState.FREE
     assert not rig.pipeline.busy()
 
@@ -237,7 +247,7 @@ def test_a_header_destroyed_during_the_write_does_not_make_a_failure_of_a_commit
     monkeypatch.setattr(slot, "release", fails)
     snapshot = rig.accept(slot)
     rig.settle()
-    assert snapshot.state is State.COMMITTED and rig.words(1) == ["writing", "committed"]
+    assert snapshot.state is State.COMMITTED and rig.words(1) == ["committed"]
     rig.settle()
     assert "added step-000000001" in rig.events
 
@@ -259,7 +269,7 @@ def test_an_unknown_outcome_is_told_as_unknown_after_the_disk_was_looked_at(rig:
     rig.commit.errors = [OutcomeUnknown("fsync failed")]
     rig.accept(rig.sealed(CLIENT, 1))
     rig.settle()
-    assert rig.words(1) == ["writing", "unknown"]
+    assert rig.words(1) == ["unknown"]
     assert "rescan" in rig.events
 
 
@@ -276,9 +286,7 @@ def test_a_verdict_reaches_the_client_and_only_then_may_anything_be_removed(
     rig.pipeline.report("default", report_on("step-000000001"))
     rig.settle()
     assert snapshot.state is State.VERIFIED
-    assert told_by_then == [
-        ["writing", "committed", "verified"]
-    ]  # whoever waits for it doesn't wait for that too
+    assert told_by_then == [["committed", "verified"]]  # whoever waits for it doesn't wait for that too
 
 
 @pytest.mark.parametrize(("verdict", "kind"), [("corrupt", CorruptCheckpoint), ("gone", CheckpointGone)])
@@ -361,7 +369,7 @@ def test_a_full_disk_is_tried_again_once_retention_has_had_its_turn(rig: Rig) ->
     rig.pipeline.when_settled(None, verified=False, reply=answers.append)
     rig.settle()
     rig.pipeline.retry()
-    assert slot.header().state is SlotState.WRITING and rig.words(2) == ["writing"]
+    assert slot.header().state is SlotState.WRITING and rig.words(2) == []
     assert rig.pipeline.busy() and answers == []  # it is not as good as failed
     rig.pipeline.report("default", report_on("step-000000001"))
     rig.settle()

@@ -8,7 +8,8 @@ The order is that of `ckptd.disk.commit`, which gives the folder its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -59,8 +60,12 @@ def write_folder(
         written, (table,) = write(plan.files), write([_literal(TABLE_FILE, plan.table)])
         check()
         durable.crash_point("before-index")
-        data_of_index, index = _readable(_index(descriptor, position, plan, written, table), temp)
+        record, where = _index(descriptor, position, plan, written, table), str(temp / INDEX_FILE)
+        with _refused(where):
+            data_of_index = index_to_bytes(record)
         small.write(_literal(INDEX_FILE, data_of_index))
+        with _refused(where):  # while all of it is on its way to the medium
+            index = index_from_bytes(data_of_index, where)
         small.sync()
     durable.crash_point("after-index")
     disk.fsync_dir(temp)
@@ -72,12 +77,11 @@ def _literal(path: str, data: bytes) -> FilePlan:
     return FilePlan(path=path, component="", shard=0, num_params=0, size=len(data), segments=(data,))
 
 
-def _readable(index: CheckpointIndex, temp: Path) -> tuple[bytes, CheckpointIndex]:
-    """The index's bytes, and what a reader makes of them: what it would refuse must not be committed."""
-    where = str(temp / INDEX_FILE)
+@contextlib.contextmanager
+def _refused(where: str) -> Iterator[None]:
+    """Surrounds the making of an index, and its reading: what a reader would refuse must not be committed."""
     try:
-        data = index_to_bytes(index)
-        return data, index_from_bytes(data, where)
+        yield
     except CorruptCheckpoint as error:
         raise SaveFailed(
             "its index would be refused", where=error.where, seen=f"{error.what} {error.seen}"

@@ -7,6 +7,7 @@ version made) is kept and counted, and while there is one nothing may be removed
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import os
 import re
@@ -161,6 +162,11 @@ def _read(folder: Path, name: str, sequence: int, kind: str) -> Fork | str:
         data = read_small_file(fd, name, where, MAX_DECISION_BYTES)
     finally:
         os.close(fd)
+    return _parsed(data, where, sequence, kind)
+
+
+@functools.lru_cache(maxsize=64)  # they are read at every commit, and the same bytes say the same
+def _parsed(data: bytes, where: str, sequence: int, kind: str) -> Fork | str:
     obj = parse(data, where=where, max_bytes=MAX_DECISION_BYTES)
     fields = Fields(obj, where)
     if fields.text("schema") != SCHEMA or fields.text("kind") != kind:

@@ -159,15 +159,23 @@ class Pipeline:
         return True
 
     def _queue(self, snapshot: Snapshot, slot: Slot) -> None:
+        ended = False
+
+        def write() -> Written | Overtaken:
+            nonlocal ended
+            try:
+                return self._disk.write(slot, snapshot.sequence, started)
+            finally:
+                ended = True
+
         def started(step: int) -> None:
             snapshot.step = step
             snapshot.becomes(Event.WRITE_STARTED)
-            self._listener.snapshot_changed(snapshot, None)
+            # Else what came of it is told next, and whoever waits for that waits for no word of this.
+            if not ended:
+                self._listener.snapshot_changed(snapshot, None)
 
-        snapshot.job = self._disk.submit(
-            lambda: self._disk.write(slot, snapshot.sequence, started),
-            lambda result: self._wrote(snapshot, slot, result),
-        )
+        snapshot.job = self._disk.submit(write, lambda result: self._wrote(snapshot, slot, result))
 
     def _wrote(self, snapshot: Snapshot, slot: Slot, result: Written | Overtaken | Exception) -> None:
         if isinstance(result, Overtaken):
