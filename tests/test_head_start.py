@@ -264,6 +264,27 @@ def test_a_reader_is_closed_once_nobody_reads_its_files(saved: Path, held: threa
             fcntl.fcntl(fd, fcntl.F_GETFD)
 
 
+def test_who_interrupts_the_end_of_a_reader_waits_for_its_heads_all_the_same(
+    saved: Path, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = CheckpointReader(str(saved))
+    reader.begin()
+    join, joined = threading.Thread.join, list[bool]()
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        if not joined:
+            joined.append(thread.is_alive())
+            held.set()
+            raise KeyboardInterrupt
+        join(thread, timeout)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.close()
+    assert joined == [True] and not readers()
+
+
 @pytest.mark.parametrize("ended_by", [StateMismatch, KeyboardInterrupt])
 def test_a_restore_that_is_refused_or_interrupted_leaves_no_thread_no_file_and_the_state_as_it_was(
     saved: Path, ended_by: type[BaseException], monkeypatch: pytest.MonkeyPatch

@@ -51,8 +51,11 @@ class HeadStart:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return once the file is let go of."""
-        self._thread.join()
+        """Return once the file is let go of; an interrupt (Ctrl-C) is raised after that: it is closed next."""
+        try:
+            self._thread.join()
+        finally:
+            self._thread.join()
 
     def pour(self, spans: Sequence[Span]) -> tuple[hashlib._Hash, int, Sequence[Span]]:
         """Put what was read into the file's spans, once.
