@@ -69,12 +69,20 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int, bool]]:
     return seen
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+class Held(threading.Event):
     """No head is read before this is set."""
-    go, read = threading.Event(), head_start.read_fully
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Semaphore(0)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    go, read = Held(), head_start.read_fully
 
     def read_fully(*args: Any) -> int:
+        go.begun.release()
         assert go.wait(PATIENCE_S)
         return read(*args)
 
@@ -150,6 +158,8 @@ def test_no_more_is_read_ahead_than_two_heads(
 ) -> None:
     with CheckpointReader(str(saved)) as reader:
         reader.begin()
+        for head in reader._heads.values():
+            head.wait()
     assert [(at, count) for _, at, count, _ in reads] == [(0, HEAD)] * 2
     assert {name for name, *_ in reads} < {shard.name for shard in shards(saved)}
 
@@ -248,9 +258,10 @@ def test_a_look_into_a_file_waits_until_its_head_is_read(saved: Path, held: thre
     assert bytes(into) == shard.read_bytes()[1:101]
 
 
-def test_a_reader_is_closed_once_nobody_reads_its_files(saved: Path, held: threading.Event) -> None:
+def test_a_reader_is_closed_once_nobody_reads_its_files(saved: Path, held: Held) -> None:
     reader = CheckpointReader(str(saved))
     reader.begin()
+    assert all(held.begun.acquire(timeout=PATIENCE_S) for _ in range(2))
     fds = list(reader._fds.values())
     closing = threading.Thread(target=reader.close)
     closing.start()
@@ -264,25 +275,25 @@ def test_a_reader_is_closed_once_nobody_reads_its_files(saved: Path, held: threa
             fcntl.fcntl(fd, fcntl.F_GETFD)
 
 
-def test_who_interrupts_the_end_of_a_reader_waits_for_its_heads_all_the_same(
-    saved: Path, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+def test_a_head_whose_start_was_interrupted_ends_before_its_file_is_closed(
+    saved: Path, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = CheckpointReader(str(saved))
-    reader.begin()
-    join, joined = threading.Thread.join, list[bool]()
+    start, reader = threading.Thread.start, CheckpointReader(str(saved))
 
-    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
-        if not joined:
-            joined.append(thread.is_alive())
-            held.set()
-            raise KeyboardInterrupt
-        join(thread, timeout)
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        assert held.begun.acquire(timeout=PATIENCE_S)
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "join", interrupted)
+        patched.setattr(threading.Thread, "start", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            reader.close()
-    assert joined == [True] and not readers()
+            reader.begin()
+    let_go = threading.Timer(0.05, held.set)
+    let_go.start()
+    reader.close()
+    assert held.is_set() and not readers()
+    let_go.join()
 
 
 @pytest.mark.parametrize("ended_by", [StateMismatch, KeyboardInterrupt])

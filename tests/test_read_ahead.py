@@ -117,3 +117,19 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
+
+
+def test_one_whose_start_was_interrupted_reads_into_no_buffer_that_was_given_back(
+    file: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(pieces_ahead(file, 9 * PIECE))
+    assert not readers() and len(read_buffers._free) == 1

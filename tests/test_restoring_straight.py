@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import nn
 
 import ckptd
 from ckptd.disk.checkpoint_reader import CheckpointReader
+from ckptd.disk.read_thread import ReadThread
 from ckptd.errors import (
     CheckpointGone,
     CheckpointWarning,
@@ -484,11 +485,11 @@ def test_what_a_torn_restore_raises_can_be_pickled_as_any_error() -> None:
 def test_once_a_read_is_interrupted_no_other_file_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})  # the caller and one more
     both, awaited, begun = threading.Barrier(2), threading.Event(), list[int]()
-    join = threading.Thread.join
+    end_all = unread.end_all
 
-    def joined(thread: threading.Thread, timeout: float | None = None) -> None:
+    def ended(threads: Iterable[ReadThread]) -> None:
         awaited.set()
-        join(thread, timeout)
+        end_all(threads)
 
     def first(number: int) -> None:
         begun.append(number)
@@ -497,11 +498,35 @@ def test_once_a_read_is_interrupted_no_other_file_is_begun(monkeypatch: pytest.M
             raise KeyboardInterrupt
         assert awaited.wait(60)
 
-    monkeypatch.setattr(threading.Thread, "join", joined)
+    monkeypatch.setattr(unread, "end_all", ended)
     jobs = [lambda: first(0), lambda: first(1), lambda: begun.append(2)]
     with pytest.raises(KeyboardInterrupt):
         unread._in_parallel(jobs)
     assert sorted(begun) == [0, 1]
+
+
+def test_no_file_is_read_any_more_once_the_start_of_a_helper_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, go, begun, read = threading.Thread.start, threading.Event(), threading.Event(), list[int]()
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "ckptd-read":
+            assert begun.wait(60)
+            threading.Timer(0.05, go.set).start()
+            raise KeyboardInterrupt
+
+    def job() -> None:
+        begun.set()
+        assert go.wait(60)
+        read.append(1)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        unread._in_parallel([job] * 3)
+    assert read == [1]  # the one that was begun
 
 
 def test_several_files_are_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,8 +110,10 @@ class CheckpointReader:
         cpus = threading.Semaphore(max(1, len(os.sched_getaffinity(0)) - 1))
         for size, name in sizes[-_most_heads() :]:
             with suppress(OSError, RuntimeError):  # no memory, or no thread: then it is read like the others
-                head = self._heads[name] = HeadStart(self._fds[name], size, cpus)
-                self._stack.callback(head.wait)
+                head = HeadStart(self._fds[name], size, cpus)
+                self._stack.callback(head.end)  # before: its start may be interrupted
+                head.start()
+                self._heads[name] = head
 
     def read(self, name: str) -> bytes:
         """The whole content of a file.

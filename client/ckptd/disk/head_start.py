@@ -16,6 +16,7 @@ from typing import Final
 from ckptd.disk.cold_read import filled, is_cold
 from ckptd.disk.read_ahead import NotDirect, direct, read_fully
 from ckptd.disk.read_buffers import new_buffer
+from ckptd.disk.read_thread import ReadThread
 from ckptd.disk.reader import Span
 from ckptd.limits import MIB
 
@@ -26,14 +27,14 @@ HEAD_BYTES: Final = 8 * MIB
 
 
 class HeadStart:
-    """The first HEAD_BYTES of a file, in memory that is given up when they are taken.
+    """The first HEAD_BYTES of a file, in memory that is given up when they are taken. `end` has to be called.
 
     Attributes:
         cold: Whether they are read round the page cache, as the rest is to be.
     """
 
     def __init__(self, fd: int, size: int, cpus: threading.Semaphore) -> None:
-        """Begin. Nobody else may read from fd until `wait` has returned.
+        """Once it was started nobody else may read from fd until `wait` has returned.
 
         Args:
             fd: Open for reading; its flags are changed meanwhile.
@@ -42,20 +43,25 @@ class HeadStart:
                 busy hashing it waits for milliseconds, each time that it has let go of one.
 
         Raises:
-            OSError, RuntimeError: There is no memory, or no thread.
+            OSError: There is no memory.
         """
         self.cold, self._cpus = is_cold(fd, size), cpus
         self._content, self._digest = new_buffer(HEAD_BYTES), hashlib.sha256()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._read, args=(fd,), name="ckptd-read", daemon=True)
+        self._thread = ReadThread(lambda: self._read(fd))
+
+    def start(self) -> None:
+        """Raises RuntimeError: there is no thread."""
         self._thread.start()
 
     def wait(self) -> None:
+        """Return once they are read."""
+        self._thread.wait()
+
+    def end(self) -> None:
         """Return once the file is let go of; an interrupt (Ctrl-C) is raised after that: it is closed next."""
-        try:
-            self._thread.join()
-        finally:
-            self._thread.join()
+        self._thread.end()
+        self._content = memoryview(b"")
 
     def pour(self, spans: Sequence[Span]) -> tuple[hashlib._Hash, int, Sequence[Span]]:
         """Put what was read into the file's spans, once.

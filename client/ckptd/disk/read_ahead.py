@@ -16,6 +16,7 @@ import threading
 from collections.abc import Generator, Iterator
 
 from ckptd.disk.read_buffers import BUFFER_BYTES, buffer_pair
+from ckptd.disk.read_thread import ReadThread
 
 __all__ = ["NotDirect", "direct", "pieces_ahead", "read_fully"]
 
@@ -59,6 +60,7 @@ def pieces_ahead(fd: int, size: int, at: int = 0) -> Generator[memoryview, None,
             return
         ahead = _Ahead(fd, size, at, buffers)
         try:
+            ahead.start()
             while at < size:
                 buffer, count = ahead.next()
                 yield buffer[:count]
@@ -77,7 +79,10 @@ def _set_flags(fd: int, flags: int) -> bool:
 
 
 class _Ahead:
-    """Fills free buffers with what comes next, in a thread that the one which wants it has started."""
+    """Fills free buffers with what comes next, in a thread that the one which wants it has started.
+
+    `stop` has to be called, whatever happened to `start`.
+    """
 
     def __init__(self, fd: int, size: int, at: int, buffers: tuple[memoryview, memoryview]) -> None:
         self._fd, self._size, self._at = fd, size, at
@@ -85,7 +90,15 @@ class _Ahead:
         self._full: queue.SimpleQueue[tuple[memoryview, int] | BaseException] = queue.SimpleQueue()
         for buffer in buffers:
             self._free.put(buffer)
-        self._start()
+        self._thread: ReadThread | None = None
+
+    def start(self) -> None:
+        """Where the system refuses a thread, who wants a piece reads it."""
+        self._wanted_by, self._thread = threading.get_ident(), ReadThread(self._read_on)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
 
     def next(self) -> tuple[memoryview, int]:
         """A buffer, and how much of it is filled."""
@@ -100,24 +113,19 @@ class _Ahead:
         """Have it filled with what comes next, at the priority of the calling thread."""
         if self._wanted_by != threading.get_ident():
             self.stop()
-            self._start()
+            self.start()
         self._free.put(buffer)
 
     def stop(self) -> None:
-        """Read no more; no thread is in the buffers then."""
-        if self._thread is not None and self._thread.is_alive():
-            self._free.put(None)
-            self._thread.join()
-
-    def _start(self) -> None:
-        """Where the system refuses a thread, who wants a piece reads it."""
-        self._wanted_by = threading.get_ident()
-        thread = threading.Thread(target=self._read_on, name="ckptd-read", daemon=True)
-        try:
-            thread.start()
-            self._thread: threading.Thread | None = thread
-        except RuntimeError:
-            self._thread = None
+        """Read no more; no thread is in the buffers then. An interrupt (Ctrl-C) is raised after that."""
+        if self._thread is None:
+            return
+        self._free.put(None)
+        self._thread.end()
+        self._thread, free, self._free = None, self._free, queue.SimpleQueue()
+        while not free.empty():  # it may have ended by itself, or not begun, and not seen the word
+            if (buffer := free.get()) is not None:
+                self._free.put(buffer)
 
     def _read_on(self) -> None:
         try:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from threading import Thread
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import numpy
 import torch
 
+from ckptd.disk.read_thread import ReadThread, end_all
 from ckptd.errors import CkptdError
 from ckptd.snapshot.values import SCALARS
 from ckptd.tensors.registered_tags import Unbuilt, items_below
@@ -134,20 +135,16 @@ def _in_parallel(jobs: list[Callable[[], None]]) -> None:
             except Exception as fault:  # noqa: BLE001 - raised below, once all have ended
                 faults.append(fault)
 
-    started = list[Thread]()
+    helpers = list[ReadThread]()
     try:
-        for _ in jobs[1 : 2 * len(os.sched_getaffinity(0))]:
-            thread = Thread(target=work, name="ckptd-read", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:
-                break
-            started.append(thread)
+        with suppress(RuntimeError):
+            for _ in jobs[1 : 2 * len(os.sched_getaffinity(0))]:
+                helpers.append(ReadThread(work))
+                helpers[-1].start()
         work()
     finally:
         waiting.clear()  # interrupted: nobody begins another one
-        for thread in started:
-            thread.join()
+        end_all(helpers)
     for fault in sorted(faults, key=lambda fault: not isinstance(fault, CkptdError)):
         raise fault
 
