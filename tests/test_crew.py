@@ -204,9 +204,12 @@ def test_lowering_a_thread_leaves_the_others_as_they_are() -> None:
     assert (seen, nice_of_this_thread()) == ([LOWEST], usual)
 
 
-def test_the_session_steps_back_while_work_is_under_way_that_nobody_waits_for() -> None:
+def test_the_session_steps_back_from_the_first_work_on_but_for_as_long_as_somebody_waits() -> None:
     told: list[bool] = []
     urgency = Urgency(False, lambda back: told.append(back) or True)
+    urgency.set(True)
+    urgency.set(False)
+    assert not told  # there was no work yet
 
     def job() -> Steps:
         assert told == [True]
@@ -220,20 +223,21 @@ def test_the_session_steps_back_while_work_is_under_way_that_nobody_waits_for() 
     work = Job(job())
     do([work], urgency=urgency)
     assert work.error is None
-    assert told == [True, False, True, False]
+    assert told == [True, False, True]
+    do([Job(iter(()))], urgency=urgency)  # type: ignore[arg-type]
+    assert len(told) == 3  # as the work begins it would come too late
     urgency.set(True)
-    urgency.set(False)
-    assert len(told) == 4  # nothing is under way
+    assert told == [True, False, True, False]
 
 
 def test_what_the_kernel_refuses_so_soon_is_tried_again() -> None:
     answers, told = iter([False, False, True, True]), list[bool]()
     urgency = Urgency(False, lambda back: told.append(back) or next(answers))
-    with urgency.at_work():
+    urgency.work_begins()
+    for _ in range(3):
         urgency.set(False)
-        urgency.set(False)
-        urgency.set(False)
-        assert told == [True] * 3
+    assert told == [True] * 3
+    urgency.set(True)
     assert told == [True, True, True, False]
 
 

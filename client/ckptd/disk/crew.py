@@ -107,8 +107,9 @@ class Crew:
         Raises:
             OSError: No thread can be started (ENOMEM); all were given up.
         """
+        self._urgency.work_begins()
         try:
-            with self._urgency.at_work(), self._urgency.changed:
+            with self._urgency.changed:
                 while not self._stopped and any(lane.left for lane in self._lanes):
                     self._start(self._urgency.now)
                     self._urgency.changed.wait()

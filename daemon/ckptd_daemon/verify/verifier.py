@@ -207,7 +207,7 @@ class VerifierLoop:
             if not self._backlog.needs_check(job, stat_signature(path), time.monotonic()):
                 return
         try:
-            with self.scrub.aside(), self.pace.reading(path):
+            with self.scrub.aside():
                 report = check(path, uncached=True, urgency=self.pace.urgency)
         except OSError as error:  # not a fault of the checkpoint: no descriptors, no memory, no permission
             self._complain(f"verifier.check_failed run={job.run} name={job.name} {error}")
