@@ -55,6 +55,10 @@ class Urgency:
         """Something large is written, read or hashed, and more of that will be."""
         with self.changed:
             self._works = True
+            if not self.now:
+                self._back = (
+                    False  # who waited, until just now, may have had it step forward: see have_step_forward
+                )
             self._look()
 
     def _look(self) -> bool:
