@@ -55,10 +55,9 @@ class Urgency:
         """Something large is written, read or hashed, and more of that will be."""
         with self.changed:
             self._works = True
+            # Said again: who waited, until just now, may have had it step forward (have_step_forward).
             if not self.now:
-                self._back = (
-                    False  # who waited, until just now, may have had it step forward: see have_step_forward
-                )
+                self._back = False
             self._look()
 
     def _look(self) -> bool:
